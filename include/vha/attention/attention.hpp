@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+#include <vha/attention/causal_attention.hpp>
+#include <vha/attention/kv_cache.hpp>
+#include <vha/attention/token_layout.hpp>
+#include <vha/attention/trace.hpp>
+#include <vha/attention/weights.hpp>
+#include <vha/core/activations.hpp>
+#include <vha/ops/rms_norm.hpp>
+
+namespace vha {
+
+/// The memory of a forward. Kept by the caller from call to call, it makes every call but the first
+/// of its size free of allocations. One thread's at a time.
+template <ComputeScalar T>
+struct AttentionWorkspace {
+  CausalAttentionWorkspace<T> core;
+  Buffer<T> x, y, physical, query, key, value, heads, gate, scratch;
+  std::optional<KvCache<T>> kv_cache;  // of a forward that was given none
+
+  /// A real token of the batch.
+  struct Token {
+    Index row;     ///< sequence
+    Index index;   ///< place in the batch's row, padding counted
+    Index offset;  ///< place among the row's new tokens
+  };
+  std::vector<Token> tokens;
+  std::vector<Position> positions;
+};
+
+/// An attention layer: projections, Premix, QK-norm, RoPE, the core, Postmix, gate, output
+/// projection, each where its type or its weights have it.
+///
+///     x -> query -> Premix -> norm -> RoPE -> |      |
+///     x -> key ------------> norm -> RoPE -> | core | -> Postmix -> gate -> output
+///     x -> value ---------------------------> |      |
+///
+/// Used by the names VhaAttention and GqaAttention. Immutable: one layer serves any number of
+/// threads, each with its own workspace. A copy shares the weights.
+template <StorageScalar S, class PremixPart, class PostmixPart, class GatePart,
+          int HeadDim = Eigen::Dynamic, int GroupSize = Eigen::Dynamic>
+class Attention {
+ public:
+  using Scalar = S;
+  using T = Compute<S>;  ///< what the arithmetic is in
+  using Weights = AttentionWeights<S, PremixPart, PostmixPart, GatePart>;
+  using Workspace = AttentionWorkspace<T>;
+  static constexpr int head_dim_at_compile_time = HeadDim;
+  static constexpr int group_size_at_compile_time = GroupSize;
+  static_assert(HeadDim == Eigen::Dynamic || (HeadDim > 0 && HeadDim % 2 == 0),
+                "vha::Attention: HeadDim must be even and positive, or Eigen::Dynamic");
+  static_assert(GroupSize == Eigen::Dynamic || GroupSize > 0,
+                "vha::Attention: GroupSize must be positive, or Eigen::Dynamic");
+
+  /// Throws Error where the configuration cannot be or a weight does not fit it.
+  Attention(const AttentionConfig& config, Weights weights)
+      : config_(validated(config)),
+        weights_(std::move(weights)),
+        rope_(config.rope_theta, config.rotated_channels()) {
+    weights_.validate(config_);
+  }
+
+  const AttentionConfig& config() const { return config_; }
+  const Weights& weights() const { return weights_; }
+
+  /// The layer with its weights stored as `To`, each element rounded once.
+  template <StorageScalar To>
+  auto cast() const {
+    auto weights = weights_.template cast<To>();
+    using W = decltype(weights);
+    return Attention<To, decltype(W::premix), decltype(W::postmix), decltype(W::gate), HeadDim,
+                     GroupSize>(config_, std::move(weights));
+  }
+
+  /// The layer's output for `x`, `[batch, tokens, hidden]` (tensors) or `[tokens, hidden]`
+  /// (matrices), in a tensor or matrix of its own, row-major, of `x`'s scalar.
+  template <Activations X>
+  auto forward(const X& x, const TokenLayout& layout = {}) const {
+    return forward_to_new(x, static_cast<KvCache<T>*>(nullptr), layout);
+  }
+
+  /// The same after the tokens in `cache`, behind which the new ones are put. Prefill and decode
+  /// alike, in chunks of any size. A call that throws leaves the cache as it was.
+  template <Activations X, StorageScalar C>
+  auto forward(const X& x, KvCache<C>& cache, const TokenLayout& layout = {}) const {
+    return forward_to_new(x, &cache, layout);
+  }
+
+  /// The forms that write to the caller's `out`, of `x`'s shape, and keep their memory in
+  /// `workspace`. Throws Error where shapes do not fit, positions are out of range, or the cache
+  /// has no room.
+  template <Activations X, Activations Out>
+  void forward_into(const X& x, Out&& out, Workspace& workspace, const TokenLayout& layout = {},
+                    AttentionTrace<T>* trace = nullptr) const {
+    run(activations_view(x), static_cast<KvCache<T>*>(nullptr), activations_view(out), workspace,
+        layout, trace);
+  }
+  template <Activations X, StorageScalar C, Activations Out>
+  void forward_into(const X& x, KvCache<C>& cache, Out&& out, Workspace& workspace,
+                    const TokenLayout& layout = {}, AttentionTrace<T>* trace = nullptr) const {
+    run(activations_view(x), &cache, activations_view(out), workspace, layout, trace);
+  }
+
+ private:
+  // Tokens of a batch that go through the projections together: enough that packing the weights is
+  // cheap beside the products, few enough that the working memory stays small.
+  static constexpr Index token_block = 512;
+  using TokenSpan = std::span<const typename Workspace::Token>;
+
+  static const AttentionConfig& validated(const AttentionConfig& config) {
+    config.validate();
+    if (HeadDim != Eigen::Dynamic) require_size("head_dim (of the type)", HeadDim, config.head_dim);
+    if (GroupSize != Eigen::Dynamic) {
+      require_size("query_heads / kv_heads (of the type)", GroupSize, config.group_size());
+    }
+    return config;
+  }
+
+  template <class X, class C>
+  auto forward_to_new(const X& x, KvCache<C>* cache, const TokenLayout& layout) const {
+    Workspace workspace;
+    const auto view = activations_view(x);
+    using Element = std::remove_const_t<std::remove_pointer_t<decltype(view.data)>>;
+    using Result = std::conditional_t<detail::EigenMatrix<X>, RowMajorMatrix<Element>,
+                                      Tensor3<Element>>;
+    Result out;
+    if constexpr (detail::EigenMatrix<X>) {
+      out.resize(view.tokens, view.channels);
+    } else {
+      out.resize(view.batch, view.tokens, view.channels);
+    }
+    run(view, cache, activations_view(out), workspace, layout, nullptr);
+    return out;
+  }
+
+  template <class X, class C, class Out>
+  void run(const ActivationsView<X>& x, KvCache<C>* cache, const ActivationsView<Out>& out,
+           Workspace& workspace, const TokenLayout& layout, AttentionTrace<T>* trace) const {
+    static_assert(!std::is_const_v<Out>, "vha: the output must be writable");
+    static_assert(sizeof(X) <= sizeof(T) && sizeof(Out) <= sizeof(T),
+                  "vha: the activations are wider than the layer computes in; use a layer of "
+                  "double, or convert them to float first");
+    check(x, cache, out, layout);
+    if (trace != nullptr) trace->resize(config_, weights_, x.batch, x.tokens);
+    if (cache == nullptr) {
+      run_with(x, own_cache(x, workspace), out, workspace, layout, trace);
+    } else {
+      run_with(x, *cache, out, workspace, layout, trace);
+    }
+  }
+
+  template <class X, class C, class Out>
+  void check(const ActivationsView<X>& x, const KvCache<C>* cache, const ActivationsView<Out>& out,
+             const TokenLayout& layout) const {
+    if (x.channels != config_.hidden) {
+      raise("x", shape_text("batch", "tokens", config_.hidden),
+            shape_text(x.batch, x.tokens, x.channels));
+    }
+    if (out.batch != x.batch || out.tokens != x.tokens || out.channels != x.channels) {
+      raise("out", shape_text(x.batch, x.tokens, x.channels),
+            shape_text(out.batch, out.tokens, out.channels));
+    }
+    layout.validate(x.batch, x.tokens);
+    if (cache == nullptr) return;
+    const auto& shape = cache->shape();
+    require_size("kv_cache.kv_heads", config_.kv_heads, shape.kv_heads);
+    require_size("kv_cache.head_dim", config_.head_dim, shape.head_dim);
+    require_size("kv_cache.value_dim", config_.head_dim, shape.value_dim);
+    require_size("kv_cache.batch", x.batch, shape.batch);
+    for (Index row = 0; row < x.batch; ++row) {
+      cache->require_room(row, layout.length(row, x.tokens));
+    }
+  }
+
+  template <class X>
+  KvCache<T>& own_cache(const ActivationsView<X>& x, Workspace& workspace) const {
+    auto& cache = workspace.kv_cache;
+    const Index batch = std::max<Index>(x.batch, 1), tokens = std::max<Index>(x.tokens, 1);
+    if (!cache || cache->batch() != batch || cache->capacity() < tokens ||
+        cache->shape().kv_heads != config_.kv_heads ||
+        cache->shape().head_dim != config_.head_dim) {
+      cache.emplace(config_, batch, tokens);
+    }
+    cache->reset();
+    return *cache;
+  }
+
+  template <class X, class C, class Out>
+  void run_with(const ActivationsView<X>& x, KvCache<C>& cache, const ActivationsView<Out>& out,
+                Workspace& workspace, const TokenLayout& layout, AttentionTrace<T>* trace) const {
+    list_tokens(x.batch, x.tokens, cache, layout, workspace);
+    const auto each_block = [&](auto&& body) {
+      const auto count = static_cast<Index>(workspace.tokens.size());
+      for (Index first = 0; first < count; first += token_block) {
+        const auto size = static_cast<std::size_t>(std::min(token_block, count - first));
+        const auto start = static_cast<std::size_t>(first);
+        body(TokenSpan(workspace.tokens).subspan(start, size),
+             std::span<const Position>(workspace.positions).subspan(start, size));
+      }
+    };
+    each_block([&](TokenSpan tokens, std::span<const Position> positions) {
+      cache_block(gather(x, tokens, workspace), tokens, positions, cache, workspace, trace);
+    });
+    zero_padding(out, layout);
+    each_block([&](TokenSpan tokens, std::span<const Position> positions) {
+      attend_block(gather(x, tokens, workspace), tokens, positions, cache, workspace, trace);
+      scatter(tokens, workspace, out);
+    });
+    for (Index row = 0; row < x.batch; ++row) cache.commit(row, layout.length(row, x.tokens));
+  }
+
+  /// Lists the real tokens, row by row, with their positions.
+  template <class C>
+  static void list_tokens(Index batch, Index tokens, const KvCache<C>& cache,
+                          const TokenLayout& layout, Workspace& workspace) {
+    workspace.tokens.clear();
+    workspace.positions.clear();
+    for (Index row = 0; row < batch; ++row) {
+      const auto given = layout.row_positions(row, tokens);
+      const Position next = cache.next_position(row);
+      for (Index k = 0; k < layout.length(row, tokens); ++k) {
+        workspace.tokens.push_back({row, layout.first(row, tokens) + k, k});
+        workspace.positions.push_back(given.empty() ? next + k : given[static_cast<std::size_t>(k)]);
+      }
+    }
+  }
+
+  /// The block's activations, `[tokens, hidden]`.
+  template <class X>
+  MatrixView<T> gather(const ActivationsView<X>& x, TokenSpan tokens, Workspace& workspace) const {
+    const auto count = static_cast<Index>(tokens.size());
+    T* target = workspace.x.reserve(count * x.channels);
+    const T* const start = target;
+    for (const auto& token : tokens) {
+      for (Index c = 0; c < x.channels; ++c) {
+        *target++ = convert<T>(std::remove_const_t<X>(x(token.row, token.index, c)));
+      }
+    }
+    return row_major_view(start, count, x.channels, x.channels);
+  }
+
+  template <class Out>
+  static void scatter(TokenSpan tokens, Workspace& workspace, const ActivationsView<Out>& out) {
+    const T* source = workspace.y.reserve(0);
+    for (const auto& token : tokens) {
+      for (Index c = 0; c < out.channels; ++c) {
+        out(token.row, token.index, c) = convert<Out>(*source++);
+      }
+    }
+  }
+
+  template <class Out>
+  static void zero_padding(const ActivationsView<Out>& out, const TokenLayout& layout) {
+    for (Index row = 0; row < out.batch; ++row) {
+      const Index first = layout.first(row, out.tokens);
+      const Index end = first + layout.length(row, out.tokens);
+      for (Index token = 0; token < out.tokens; ++token) {
+        if (token >= first && token < end) continue;
+        for (Index c = 0; c < out.channels; ++c) out(row, token, c) = convert<Out>(T(0));
+      }
+    }
+  }
+
+  /// Calls `body(row, first, count)` for each run of the block's tokens that is of one row.
+  template <class Body>
+  static void for_each_row(TokenSpan tokens, Body&& body) {
+    for (std::size_t first = 0, end = 0; first < tokens.size(); first = end) {
+      while (end < tokens.size() && tokens[end].row == tokens[first].row) ++end;
+      body(tokens[first].row, static_cast<Index>(first), static_cast<Index>(end - first));
+    }
+  }
+
+  /// Writes the block's keys and values behind the ends of the cache's sequences.
+  template <class C>
+  void cache_block(const MatrixView<T>& x, TokenSpan tokens, std::span<const Position> positions,
+                   KvCache<C>& cache, Workspace& workspace, AttentionTrace<T>* trace) const {
+    const Index width = config_.kv_width();
+    T* const key = workspace.key.reserve(x.rows * width);
+    T* const value = workspace.value.reserve(x.rows * width);
+    weights_.key(x, key, width, workspace.core.product);
+    weights_.value(x, value, width, workspace.core.product);
+    const auto keys = token_major_heads(key, x.rows, config_.kv_heads, 1, config_.head_dim);
+    const auto values = token_major_heads(value, x.rows, config_.kv_heads, 1, config_.head_dim);
+    norm_and_rope(weights_.k_norm, keys, positions, workspace);
+    if (config_.value_scale != 1) {
+      const T scale = static_cast<T>(config_.value_scale);
+      for (Index k = 0; k < x.rows * width; ++k) value[k] *= scale;
+    }
+    if (trace != nullptr) {
+      record(trace->k_rotated, keys, tokens);
+      record(trace->v, values, tokens);
+    }
+    for_each_row(tokens, [&](Index row, Index first, Index count) {
+      cache.template write<T>(row, tokens[static_cast<std::size_t>(first)].offset,
+                              keys.slice(first, count), values.slice(first, count),
+                              positions.subspan(static_cast<std::size_t>(first),
+                                                static_cast<std::size_t>(count)));
+    });
+  }
+
+  /// Computes the block's outputs, `[tokens, hidden]`, in `workspace.y`.
+  template <class C>
+  void attend_block(const MatrixView<T>& x, TokenSpan tokens, std::span<const Position> positions,
+                    KvCache<C>& cache, Workspace& workspace, AttentionTrace<T>* trace) const {
+    const auto query = project_query(x, tokens, workspace, trace);
+    norm_and_rope(weights_.q_norm, query, positions, workspace);
+    if (trace != nullptr) record(trace->q_rotated, query, tokens);
+
+    const Index width = config_.query_width();
+    T* const mixed = workspace.heads.reserve(x.rows * width);
+    const auto heads = token_major_heads(mixed, x.rows, config_.kv_heads, config_.group_size(),
+                                         config_.head_dim);
+    for_each_row(tokens, [&](Index row, Index first, Index count) {
+      const Index uncommitted = cached_by(row, workspace);
+      causal_attention<HeadDim, GroupSize, T>(
+          HeadsView<const T>(query.slice(first, count)), cache.keys(row, uncommitted),
+          cache.values(row, uncommitted),
+          positions.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)),
+          cache.positions(row, uncommitted), {config_.softmax_scale(), {config_.window}},
+          heads.slice(first, count), workspace.core);
+    });
+    if (trace != nullptr) record(trace->heads, heads, tokens);
+
+    if constexpr (Weights::has_postmix) weights_.postmix(heads, workspace.scratch);
+    if (trace != nullptr) record(trace->heads_mixed, heads, tokens);
+    if constexpr (Weights::has_gate) {
+      weights_.gate(x, mixed, workspace.gate.reserve(x.rows * width), workspace.core.product);
+    }
+    weights_.output(row_major_view(static_cast<const T*>(mixed), x.rows, width, width),
+                    workspace.y.reserve(x.rows * config_.hidden), config_.hidden,
+                    workspace.core.product);
+  }
+
+  /// The virtual query heads before norm and RoPE.
+  HeadsView<T> project_query(const MatrixView<T>& x, TokenSpan tokens, Workspace& workspace,
+                             AttentionTrace<T>* trace) const {
+    const Index group_size = config_.group_size();
+    T* const query = workspace.query.reserve(x.rows * config_.query_width());
+    HeadsView<T> heads;
+    if constexpr (Weights::has_premix) {
+      const Index physical_head_dim = weights_.premix.physical_head_dim();
+      const Index physical_width = group_size * physical_head_dim;
+      T* const physical = workspace.physical.reserve(x.rows * physical_width);
+      weights_.query(x, physical, physical_width, workspace.core.product);
+      if (trace != nullptr) {
+        record(trace->q_physical,
+               token_major_heads(physical, x.rows, 1, group_size, physical_head_dim), tokens);
+      }
+      heads = group_major_heads(query, x.rows, config_.kv_heads, group_size, config_.head_dim);
+      weights_.premix(static_cast<const T*>(physical), heads, workspace.core.product);
+    } else {
+      heads = token_major_heads(query, x.rows, config_.kv_heads, group_size, config_.head_dim);
+      weights_.query(x, query, config_.query_width(), workspace.core.product);
+    }
+    if (trace != nullptr) record(trace->q_virtual, heads, tokens);
+    return heads;
+  }
+
+  void norm_and_rope(const Weight<S>& norm, const HeadsView<T>& heads,
+                     std::span<const Position> positions, Workspace& workspace) const {
+    if (!norm.empty()) RmsNorm<S>{norm, config_.rms_norm_eps}(heads, workspace.scratch);
+    rope_(heads, positions, workspace.scratch);
+  }
+
+  /// New tokens of sequence `row` in this forward.
+  static Index cached_by(Index row, const Workspace& workspace) {
+    return std::ranges::count(workspace.tokens, row, &Workspace::Token::row);
+  }
+
+  static void record(Tensor4<T>& target, const HeadsView<T>& heads, TokenSpan tokens) {
+    for_each_head(heads, [&, index = Index(0)](Index token, const T* head) mutable {
+      const auto& place = tokens[static_cast<std::size_t>(token)];
+      for (Index c = 0; c < heads.head_dim; ++c) target(place.row, place.index, index, c) = head[c];
+      if (++index == heads.groups * heads.group_size) index = 0;
+    });
+  }
+
+  AttentionConfig config_;
+  Weights weights_;
+  Rope<T> rope_;
+};
+
+/// A Virtual Head Attention layer (DESIGN: Premix on the queries, Postmix on the heads), as trained.
+template <StorageScalar S, class GatePart = NoGate, Activation PremixActivation = Identity,
+          Activation PostmixActivation = Identity, int HeadDim = Eigen::Dynamic,
+          int GroupSize = Eigen::Dynamic>
+using VhaAttention = Attention<S, Premix<S, PremixActivation>, Postmix<S, PostmixActivation>,
+                               GatePart, HeadDim, GroupSize>;
+
+/// A grouped-query attention layer, what is served. `kv_heads == query_heads` makes it multi-head
+/// attention, `kv_heads == 1` multi-query attention.
+template <StorageScalar S, class GatePart = NoGate, int HeadDim = Eigen::Dynamic,
+          int GroupSize = Eigen::Dynamic>
+using GqaAttention = Attention<S, NoPremix, NoPostmix, GatePart, HeadDim, GroupSize>;
+
+}  // namespace vha

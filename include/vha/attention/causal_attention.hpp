@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <span>
+#include <vector>
+#include <vha/core/view.hpp>
+#include <vha/ops/mask.hpp>
+#include <vha/ops/matrix_product.hpp>
+#include <vha/ops/softmax_state.hpp>
+
+namespace vha {
+
+/// What the core computes besides its operands.
+struct CausalAttentionOptions {
+  double scale = 1;      ///< factor of the logits, as a rule 1 / √head_dim
+  CausalMask mask = {};  ///< which keys a query sees
+};
+
+/// The buffers of `causal_attention`.
+template <ComputeScalar T>
+struct CausalAttentionWorkspace {
+  ProductWorkspace<T> product;
+  Buffer<T> query;
+  Buffer<T> logits;
+  Buffer<T> accumulated;
+  std::vector<SoftmaxState<T>> states;
+};
+
+namespace detail {
+
+/// The queries of one K/V head's group, a block of tokens at a time, against all keys.
+///
+///     query tokens                A rectangle of queries and keys that see each other whole is one
+///       |  # # # #                pair of matrix products; a rectangle that the mask cuts is split
+///       |  # # # # .              until its parts are whole or hidden. So no logit is ever masked,
+///       |  # # # # # .            and no hidden key or value, were it NaN, touches a result.
+///       v  # # # # # # .
+///          keys ->
+template <int HeadDim, int GroupSize, ComputeScalar T, class K, class V>
+class QueryBlock {
+ public:
+  QueryBlock(std::span<const Position> query_positions, std::span<const Position> key_positions,
+             const HeadsView<const K>& keys, const HeadsView<const V>& values, Index group,
+             Index group_size, const CausalMask& mask, CausalAttentionWorkspace<T>& workspace)
+      : query_positions_(query_positions),
+        key_positions_(key_positions),
+        keys_(row_major_view(keys.head(0, group, 0), keys.tokens, keys.head_dim,
+                             keys.token_stride)),
+        values_(row_major_view(values.head(0, group, 0), values.tokens, values.head_dim,
+                               values.token_stride)),
+        group_size_(group_size),
+        mask_(mask),
+        workspace_(workspace) {
+    const Index rows = static_cast<Index>(query_positions.size()) * this->group_size();
+    query_ = workspace.query.reserve(rows * head_dim());
+    logits_ = workspace.logits.reserve(rows * key_block);
+    accumulated_ = workspace.accumulated.reserve(rows * values_.cols);
+    std::fill_n(accumulated_, rows * values_.cols, T(0));
+    workspace.states.assign(static_cast<std::size_t>(rows), SoftmaxState<T>{});
+  }
+
+  /// Copies the block's queries, times `scale`, as rows `[tokens * group_size, head_dim]`.
+  template <class Q>
+  void load_queries(const HeadsView<const Q>& query, Index first, Index group, T scale) {
+    T* target = query_;
+    for_each_token_head([&](Index token, Index member) {
+      const Q* const head = query.head(first + token, group, member);
+      for (Index c = 0; c < head_dim(); ++c) *target++ = scale * convert<T>(head[c]);
+    });
+  }
+
+  void attend() {
+    const auto queries = static_cast<Index>(query_positions_.size());
+    const auto keys = static_cast<Index>(key_positions_.size());
+    for (Index key = 0; key < keys; key += key_block) {
+      attend(0, queries, key, std::min(keys, key + key_block));
+    }
+  }
+
+  template <class O>
+  void store(const HeadsView<O>& out, Index first, Index group) const {
+    const T* source = accumulated_;
+    std::size_t row = 0;
+    for_each_token_head([&](Index token, Index member) {
+      const T normalizer = workspace_.states[row++].normalizer();
+      O* const head = out.head(first + token, group, member);
+      for (Index c = 0; c < values_.cols; ++c) head[c] = convert<O>(*source++ * normalizer);
+    });
+  }
+
+ private:
+  static constexpr Index key_block = 256;
+
+  Index head_dim() const { return HeadDim == Eigen::Dynamic ? keys_.cols : HeadDim; }
+  Index group_size() const { return GroupSize == Eigen::Dynamic ? group_size_ : GroupSize; }
+
+  template <class Body>
+  void for_each_token_head(Body&& body) const {
+    for (Index token = 0; token < static_cast<Index>(query_positions_.size()); ++token) {
+      for (Index member = 0; member < group_size(); ++member) body(token, member);
+    }
+  }
+
+  void attend(Index query, Index query_end, Index key, Index key_end) {
+    const auto part = [](auto span, Index first, Index last) {
+      return span.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first));
+    };
+    switch (mask_.visibility(part(query_positions_, query, query_end),
+                             part(key_positions_, key, key_end))) {
+      case Visibility::none: return;
+      case Visibility::all: return attend_whole(query, query_end, key, key_end);
+      case Visibility::some: break;
+    }
+    if (query_end - query >= key_end - key) {
+      const Index middle = query + (query_end - query) / 2;
+      attend(query, middle, key, key_end);
+      attend(middle, query_end, key, key_end);
+    } else {
+      const Index middle = key + (key_end - key) / 2;
+      attend(query, query_end, key, middle);
+      attend(query, query_end, middle, key_end);
+    }
+  }
+
+  void attend_whole(Index query, Index query_end, Index key, Index key_end) {
+    const Index first_row = query * group_size();
+    const Index rows = (query_end - query) * group_size();
+    const Index keys = key_end - key;
+    const Index width = values_.cols;
+    const auto queries =
+        row_major_view(query_ + first_row * head_dim(), rows, head_dim(), head_dim());
+    multiply(queries, keys_.block(key, 0, keys, head_dim()).transposed(), logits_, keys, false,
+             workspace_.product);
+    using Row = Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>>;
+    for (Index row = 0; row < rows; ++row) {
+      auto& state = workspace_.states[static_cast<std::size_t>(first_row + row)];
+      const T factor = state.update(Row(logits_ + row * keys, keys));
+      if (factor != T(1)) Row(accumulated_ + (first_row + row) * width, width) *= factor;
+    }
+    multiply(row_major_view(static_cast<const T*>(logits_), rows, keys, keys),
+             values_.block(key, 0, keys, width), accumulated_ + first_row * width, width, true,
+             workspace_.product);
+  }
+
+  std::span<const Position> query_positions_;
+  std::span<const Position> key_positions_;
+  MatrixView<K> keys_;
+  MatrixView<V> values_;
+  Index group_size_;
+  CausalMask mask_;
+  CausalAttentionWorkspace<T>& workspace_;
+  T* query_;
+  T* logits_;
+  T* accumulated_;
+};
+
+}  // namespace detail
+
+/// The attention core, the only one in the library: for each query head,
+///
+///     out = softmax(scale · q·kᵀ) · V     over the keys that the mask lets the query see,
+///
+/// with an online softmax (FlashAttention, arXiv 2205.14135), for one sequence.
+///
+/// | operand | shape |
+/// |---|---|
+/// | query | `[tokens, kv_heads, group_size, head_dim]` |
+/// | key | `[keys, kv_heads, 1, head_dim]` |
+/// | value | `[keys, kv_heads, 1, value_dim]` |
+/// | query_positions, key_positions | `[tokens]`, `[keys]` |
+/// | out | `[tokens, kv_heads, group_size, value_dim]` |
+///
+/// Query and key counts may differ, positions may come in any order. A query that sees no key gives
+/// zeros. Operands and result may be of any storage scalars; the arithmetic is in `T`. `HeadDim` and
+/// `GroupSize` may be given where they are known.
+/// Precondition: the shapes fit; `out` does not overlap the operands.
+template <int HeadDim = Eigen::Dynamic, int GroupSize = Eigen::Dynamic, ComputeScalar T, class Q,
+          class K, class V, class O>
+void causal_attention(const HeadsView<const Q>& query, const HeadsView<const K>& key,
+                      const HeadsView<const V>& value, std::span<const Position> query_positions,
+                      std::span<const Position> key_positions,
+                      const CausalAttentionOptions& options, const HeadsView<O>& out,
+                      CausalAttentionWorkspace<T>& workspace) {
+  static constexpr Index rows_per_block = 512;
+  const Index tokens_per_block = std::max<Index>(1, rows_per_block / query.group_size);
+  for (Index group = 0; group < query.groups; ++group) {
+    for (Index first = 0; first < query.tokens; first += tokens_per_block) {
+      const Index tokens = std::min(query.tokens - first, tokens_per_block);
+      const auto positions = query_positions.subspan(static_cast<std::size_t>(first),
+                                                     static_cast<std::size_t>(tokens));
+      detail::QueryBlock<HeadDim, GroupSize, T, K, V> block(positions, key_positions, key, value,
+                                                            group, query.group_size, options.mask,
+                                                            workspace);
+      block.load_queries(query, first, group, static_cast<T>(options.scale));
+      block.attend();
+      block.store(out, first, group);
+    }
+  }
+}
+
+}  // namespace vha

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <vha/core/weight.hpp>
+#include <vha/ops/activation.hpp>
+
+namespace vha {
+
+/// Mixing of the head outputs along the head axis, token by token:
+///
+///     Y' = M·Y = Y + B·(Aᵀ·Y),   M = I + B·Aᵀ,   A and B `[query_heads, rank]`,  Y `[query_heads, d]`
+///
+/// In public trainers' files A is `vha_postmix_U` and B is `vha_postmix_V`. Without `residual` the I
+/// is left out, which is how `from_dense` holds any M. An activation other than Identity stands
+/// after the mixing, and such a Postmix does not fold.
+template <StorageScalar S, Activation Act = Identity>
+struct Postmix {
+  using Scalar = S;
+  using ActivationType = Act;
+
+  Weight<S> a;
+  Weight<S> b;
+  bool residual = true;
+  [[no_unique_address]] Act activation = {};
+
+  /// The mixing by a given M `[query_heads, query_heads]`.
+  static Postmix from_dense(Weight<S> mixing) {
+    const Index heads = mixing.rows();
+    vha::require_shape("postmix", mixing, heads, heads);
+    RowMajorMatrix<S> identity(heads, heads);
+    for (Index i = 0; i < heads; ++i) {
+      for (Index j = 0; j < heads; ++j) identity(i, j) = convert<S>(i == j ? 1.0 : 0.0);
+    }
+    return {Weight<S>::own(std::move(identity)), std::move(mixing), false};
+  }
+
+  Index rank() const { return a.cols(); }
+
+  /// M in double, `[query_heads, query_heads]`.
+  RowMajorMatrix<double> dense() const {
+    RowMajorMatrix<double> mixing = b.template to<double>() * a.template to<double>().transpose();
+    if (residual) mixing.diagonal().array() += 1;
+    return mixing;
+  }
+
+  /// Mixes the heads in place; `scratch` holds A and B as `T` and the rank's channels.
+  /// Precondition: A and B have a row for each head.
+  template <ComputeScalar T>
+  void operator()(const HeadsView<T>& heads, Buffer<T>& scratch) const {
+    const Index channels = heads.head_dim;
+    const Index count = heads.groups * heads.group_size;
+    T* const a_rows = scratch.reserve(2 * count * rank() + rank() * channels);
+    T* const b_rows = a_rows + count * rank();
+    T* const mixed = b_rows + count * rank();
+    a.copy_to(a_rows);
+    b.copy_to(b_rows);
+    using Row = Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>>;
+    for (Index token = 0; token < heads.tokens; ++token) {
+      const auto each_head = [&](auto&& body) {
+        for (Index j = 0; j < count; ++j) {
+          body(j, Row(heads.head(token, j / heads.group_size, j % heads.group_size), channels));
+        }
+      };
+      std::fill_n(mixed, rank() * channels, T(0));
+      each_head([&](Index j, const Row& y) {
+        for (Index k = 0; k < rank(); ++k) {
+          Row(mixed + k * channels, channels) += a_rows[j * rank() + k] * y;
+        }
+      });
+      each_head([&](Index j, Row y) {
+        if (!residual) y.setZero();
+        for (Index k = 0; k < rank(); ++k) {
+          y += b_rows[j * rank() + k] * Row(mixed + k * channels, channels);
+        }
+        if constexpr (!std::same_as<Act, Identity>) {
+          for (Index c = 0; c < channels; ++c) y[c] = activation(y[c]);
+        }
+      });
+    }
+  }
+
+  /// Throws Error unless A and B are `[query_heads, rank]` with the same rank.
+  void require_shape(Index query_heads) const {
+    if (a.empty()) raise("postmix.a", text("[", query_heads, ", rank]"), "no matrix");
+    vha::require_shape("postmix.a", a, query_heads, rank());
+    vha::require_shape("postmix.b", b, query_heads, rank());
+  }
+
+  template <StorageScalar T>
+  Postmix<T, Act> cast() const {
+    return {a.template cast<T>(), b.template cast<T>(), residual, activation};
+  }
+};
+
+}  // namespace vha

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+#include <vha/core/weight.hpp>
+#include <vha/ops/activation.hpp>
+#include <vha/ops/matrix_product.hpp>
+
+namespace vha {
+
+/// One matrix per K/V group on every physical query head. Virtual head `g·H' + i` is `Q_i · P_g`:
+///
+///                                    P_0      P_1
+///     Q_0 | Q_1   (H' = 2)   ->   Q_0 P_0 | Q_1 P_0 | Q_0 P_1 | Q_1 P_1     (G = 2)
+///
+/// group after group, so that virtual head `j` reads K/V head `j / H'` as in any GQA layer. A map
+/// may be rectangular, `[physical_head_dim, head_dim]`. An activation other than Identity stands
+/// after the map, and such a Premix does not fold.
+template <StorageScalar S, Activation A = Identity>
+struct Premix {
+  using Scalar = S;
+  using ActivationType = A;
+
+  std::vector<Weight<S>> maps;  ///< P_g, `[physical_head_dim, head_dim]`, one per K/V group
+  [[no_unique_address]] A activation = {};
+
+  Index kv_heads() const { return static_cast<Index>(maps.size()); }
+  Index physical_head_dim() const { return maps.empty() ? 0 : maps.front().rows(); }
+
+  /// Writes the virtual heads of `physical`, token-major `[tokens, H' * physical_head_dim]`, to
+  /// `virtual_heads`, group-major `[kv_heads, tokens, H', head_dim]`.
+  template <ComputeScalar T>
+  void operator()(const T* physical, const HeadsView<T>& virtual_heads,
+                  ProductWorkspace<T>& workspace) const {
+    const Index rows = virtual_heads.tokens * virtual_heads.group_size;
+    const Index width = virtual_heads.head_dim;
+    const auto heads = row_major_view(physical, rows, physical_head_dim(), physical_head_dim());
+    for (Index group = 0; group < kv_heads(); ++group) {
+      T* const target = virtual_heads.head(0, group, 0);
+      multiply(heads, maps[static_cast<std::size_t>(group)].view(), target, width, false,
+               workspace);
+      if constexpr (!std::same_as<A, Identity>) {
+        for (Index k = 0; k < rows * width; ++k) target[k] = activation(target[k]);
+      }
+    }
+  }
+
+  /// Throws Error unless there are `groups` maps, all `[physical_head_dim, head_dim]`.
+  void require_shape(Index groups, Index head_dim) const {
+    require_size("premix.maps.size() (one map for each of kv_heads)", groups, kv_heads());
+    for (Index group = 0; group < groups; ++group) {
+      const auto& map = maps[static_cast<std::size_t>(group)];
+      if (map.empty()) raise(text("premix.maps[", group, "]"), "a matrix", "none");
+      vha::require_shape(text("premix.maps[", group, "]"), map, physical_head_dim(), head_dim);
+    }
+  }
+
+  template <StorageScalar T>
+  Premix<T, A> cast() const {
+    Premix<T, A> result{{}, activation};
+    for (const auto& map : maps) result.maps.push_back(map.template cast<T>());
+    return result;
+  }
+};
+
+/// The maps of a tensor `[kv_heads, physical_head_dim, head_dim]`, row-major, viewed in place.
+template <StorageScalar S, class Bits>
+std::vector<Weight<S>> view_premix_maps(const Bits* data, Index kv_heads, Index physical_head_dim,
+                                        Index head_dim) {
+  checked_product("premix", {kv_heads, physical_head_dim, head_dim});
+  const auto* bytes = reinterpret_cast<const std::byte*>(data);
+  std::vector<Weight<S>> maps;
+  for (Index group = 0; group < kv_heads; ++group) {
+    const auto* start =
+        bytes + group * physical_head_dim * head_dim * static_cast<Index>(sizeof(S));
+    maps.push_back(Weight<S>::view_in_out(start, physical_head_dim, head_dim));
+  }
+  return maps;
+}
+
+}  // namespace vha

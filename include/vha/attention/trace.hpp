@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vha/attention/weights.hpp>
+#include <vha/core/activations.hpp>
+
+namespace vha {
+
+/// What a forward computes on its way, each `[batch, tokens, heads, width]`, zeros for padding. For
+/// comparing a trainer with the library step by step.
+template <ComputeScalar T>
+struct AttentionTrace {
+  Tensor4<T> q_physical;   ///< of a layer with Premix: query projection, before it
+  Tensor4<T> q_virtual;    ///< query heads before norm and RoPE
+  Tensor4<T> q_rotated;    ///< query heads after norm and RoPE
+  Tensor4<T> k_rotated;    ///< keys of the new tokens after norm and RoPE
+  Tensor4<T> v;            ///< values of the new tokens
+  Tensor4<T> heads;        ///< what the core gives
+  Tensor4<T> heads_mixed;  ///< after Postmix, where the layer has one; before the gate
+
+  template <class Weights>
+  void resize(const AttentionConfig& config, const Weights& weights, Index batch, Index tokens) {
+    const auto zeros = [&](Tensor4<T>& tensor, Index heads_count, Index width) {
+      tensor.resize(batch, tokens, heads_count, width);
+      tensor.setZero();
+    };
+    if constexpr (Weights::has_premix) {
+      zeros(q_physical, config.group_size(), weights.premix.physical_head_dim());
+    }
+    for (auto* tensor : {&q_virtual, &q_rotated, &heads, &heads_mixed}) {
+      zeros(*tensor, config.query_heads, config.head_dim);
+    }
+    for (auto* tensor : {&k_rotated, &v}) zeros(*tensor, config.kv_heads, config.head_dim);
+  }
+};
+
+}  // namespace vha

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <Eigen/Core>
+#include <type_traits>
+#include <unsupported/Eigen/CXX11/Tensor>
+#include <vha/core/error.hpp>
+#include <vha/core/scalar.hpp>
+
+namespace vha {
+
+template <class T>
+using Tensor3 = Eigen::Tensor<T, 3, Eigen::RowMajor>;
+template <class T>
+using Tensor4 = Eigen::Tensor<T, 4, Eigen::RowMajor>;
+
+/// The activations of a batch, `[batch, tokens, channels]`, in the caller's memory.
+template <class T>
+struct ActivationsView {
+  T* data = nullptr;
+  Index batch = 0;
+  Index tokens = 0;
+  Index channels = 0;
+  Index batch_stride = 0;
+  Index token_stride = 0;
+  Index channel_stride = 1;
+
+  T& operator()(Index row, Index token, Index channel) const {
+    return data[row * batch_stride + token * token_stride + channel * channel_stride];
+  }
+};
+
+namespace detail {
+
+template <class X>
+concept EigenMatrix = std::is_base_of_v<Eigen::MatrixBase<X>, X>;
+
+template <class X>
+concept EigenTensor = std::is_base_of_v<Eigen::TensorBase<X, Eigen::ReadOnlyAccessors>, X> ||
+                      std::is_base_of_v<Eigen::TensorBase<X, Eigen::WriteAccessors>, X>;
+
+/// True for a matrix or a tensor that stands in memory, false for an expression of one.
+template <class X>
+constexpr bool stands_in_memory() {
+  if constexpr (EigenMatrix<X>) {
+    return (X::Flags & Eigen::DirectAccessBit) != 0;
+  } else {
+    return requires(X& x) { x.dimensions(); x.data(); };
+  }
+}
+
+}  // namespace detail
+
+/// What a layer takes: an Eigen matrix, map, block or Ref `[tokens, channels]` (one sequence), or a
+/// Tensor or TensorMap `[batch, tokens, channels]`.
+template <class X>
+concept Activations = detail::EigenMatrix<std::remove_cvref_t<X>> ||
+                      detail::EigenTensor<std::remove_cvref_t<X>>;
+
+/// The view of `x`, in whatever storage order it is.
+template <Activations X>
+auto activations_view(X&& x) {
+  using Plain = std::remove_cvref_t<X>;
+  static_assert(detail::stands_in_memory<Plain>(),
+                "vha: the activations are an Eigen expression and stand nowhere in memory; store it "
+                "first, in a matrix (.eval()) or in a Tensor");
+  using T = std::remove_pointer_t<decltype(x.data())>;
+  if constexpr (detail::EigenMatrix<Plain>) {
+    return ActivationsView<T>{x.data(),      1,           x.rows(),     x.cols(),
+                              x.size(),      x.rowStride(), x.colStride()};
+  } else {
+    static_assert(Plain::NumDimensions == 3,
+                  "vha: activations are a tensor of 3 dimensions, [batch, tokens, channels]");
+    const Index batch = x.dimension(0), tokens = x.dimension(1), channels = x.dimension(2);
+    if constexpr (static_cast<int>(Plain::Layout) == static_cast<int>(Eigen::RowMajor)) {
+      return ActivationsView<T>{x.data(), batch, tokens, channels, tokens * channels, channels, 1};
+    } else {
+      return ActivationsView<T>{x.data(), batch, tokens, channels, 1, batch, batch * tokens};
+    }
+  }
+}
+
+}  // namespace vha

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <Eigen/Core>
+#include <vha/core/scalar.hpp>
+
+namespace vha {
+
+/// A matrix somewhere in memory that is read, never written: address, sizes and strides (counted in
+/// elements). The address needs no alignment, so that a matrix in a memory-mapped file will do.
+template <StorageScalar S>
+struct MatrixView {
+  using Scalar = S;
+
+  const std::byte* data = nullptr;
+  Index rows = 0;
+  Index cols = 0;
+  Index row_stride = 0;
+  Index col_stride = 1;
+
+  const std::byte* address(Index row, Index col) const {
+    return data + (row * row_stride + col * col_stride) * static_cast<Index>(sizeof(S));
+  }
+  S operator()(Index row, Index col) const { return load<S>(address(row, col)); }
+
+  MatrixView block(Index row, Index col, Index block_rows, Index block_cols) const {
+    return {address(row, col), block_rows, block_cols, row_stride, col_stride};
+  }
+  MatrixView transposed() const { return {data, cols, rows, col_stride, row_stride}; }
+};
+
+/// The view of a row-major array of `rows` rows, `row_stride` elements apart.
+template <StorageScalar S>
+MatrixView<S> row_major_view(const S* data, Index rows, Index cols, Index row_stride) {
+  return {reinterpret_cast<const std::byte*>(data), rows, cols, row_stride, 1};
+}
+
+/// The heads of one sequence, `[tokens, groups, group_size, head_dim]`: address, sizes and strides
+/// (counted in elements); the channels of a head are contiguous. `groups` counts K/V heads. Keys and
+/// values have a `group_size` of 1, queries as many heads as read one K/V head; head `j` of the layer
+/// is head `j % group_size` of group `j / group_size`.
+template <class T>
+struct HeadsView {
+  T* data = nullptr;
+  Index tokens = 0;
+  Index groups = 0;
+  Index group_size = 1;
+  Index head_dim = 0;
+  Index token_stride = 0;
+  Index group_stride = 0;
+  Index head_stride = 0;
+
+  T* head(Index token, Index group, Index member) const {
+    return data + token * token_stride + group * group_stride + member * head_stride;
+  }
+  /// The `count` tokens from `first` on.
+  HeadsView slice(Index first, Index count) const {
+    HeadsView part = *this;
+    part.data += first * token_stride;
+    part.tokens = count;
+    return part;
+  }
+  operator HeadsView<const T>() const
+    requires(!std::is_const_v<T>)
+  {
+    return {data, tokens, groups, group_size, head_dim, token_stride, group_stride, head_stride};
+  }
+};
+
+/// Calls `body(token, head)` for every head, with the address of its channels.
+template <class T, class Body>
+void for_each_head(const HeadsView<T>& heads, Body&& body) {
+  for (Index token = 0; token < heads.tokens; ++token) {
+    for (Index group = 0; group < heads.groups; ++group) {
+      for (Index member = 0; member < heads.group_size; ++member) {
+        body(token, heads.head(token, group, member));
+      }
+    }
+  }
+}
+
+/// Heads that stand one after the other in each token, tokens one after the other:
+/// `[tokens, groups * group_size * head_dim]`, as a projection gives them.
+template <class T>
+HeadsView<T> token_major_heads(T* data, Index tokens, Index groups, Index group_size,
+                               Index head_dim) {
+  const Index group_stride = group_size * head_dim;
+  return {data,     tokens,  groups, group_size, head_dim, groups * group_stride, group_stride,
+          head_dim};
+}
+
+/// Heads in which each group's stand together: `[groups, tokens, group_size, head_dim]`, as Premix
+/// makes them.
+template <class T>
+HeadsView<T> group_major_heads(T* data, Index tokens, Index groups, Index group_size,
+                               Index head_dim) {
+  const Index token_stride = group_size * head_dim;
+  return {data,     tokens,      groups,   group_size,
+          head_dim, token_stride, tokens * token_stride, head_dim};
+}
+
+/// Memory that a computation needs for a while. It grows and never shrinks, so that a second run of
+/// the same size allocates nothing. The contents do not survive a `reserve`.
+template <class T>
+class Buffer {
+ public:
+  /// At least `size` elements, aligned for Eigen's packets.
+  T* reserve(Index size) {
+    if (size > storage_.size()) storage_.resize(size);
+    return storage_.data();
+  }
+
+ private:
+  Eigen::Matrix<T, Eigen::Dynamic, 1> storage_;
+};
+
+}  // namespace vha

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <utility>
+#include <vha/attention/attention.hpp>
+#include <vha/fold/fold_weights.hpp>
+
+// The fold of whole layers. A fold takes a map out of the layer's type, so folding twice, or folding
+// what the layer does not have, does not compile.
+
+namespace vha {
+
+namespace detail {
+
+template <StorageScalar To, class Layer, class Weights>
+auto layer_with(const Layer& layer, const AttentionConfig& config, Weights weights) {
+  return Attention<To, decltype(Weights::premix), decltype(Weights::postmix),
+                   decltype(Weights::gate), Layer::head_dim_at_compile_time,
+                   Layer::group_size_at_compile_time>(config, std::move(weights));
+}
+
+/// `linear` times `scale`, summed wide and rounded once.
+template <StorageScalar To, StorageScalar S>
+Linear<To> scaled(std::string_view name, const Linear<S>& linear, double scale) {
+  const auto scale_one = [&](std::string_view part, const Weight<S>& weight) {
+    if (weight.empty()) return Weight<To>();
+    return rounded<To>(text(name, part), weight.template to<double>() * scale);
+  };
+  return {scale_one(".weight", linear.weight), scale_one(".bias", linear.bias)};
+}
+
+}  // namespace detail
+
+/// The layer with Premix multiplied into its query projection (block `g·H' + i` of W_Q' is
+/// W_Q^(i)·P_g) and everything else as it was. This is all the folding that a gated layer has: it
+/// serves as GQA with a separate Postmix. `To` is the scalar that the weights are stored in, the
+/// layer's own by default. Throws Error where a product is not finite.
+template <class To = void, StorageScalar S, class PremixPart, class PostmixPart, class GatePart,
+          int HeadDim, int GroupSize>
+auto fold_premix(
+    const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, GroupSize>& layer) {
+  static_assert(!std::same_as<PremixPart, NoPremix>,
+                "vha::fold_premix: the layer has no Premix: it was folded already, or it is a plain "
+                "GQA layer");
+  using Stored = std::conditional_t<std::is_void_v<To>, S, To>;
+  const auto& w = layer.weights();
+  return detail::layer_with<Stored>(
+      layer, layer.config(),
+      w.template with_parts<Stored>(fold_premix<Stored>(w.query, w.premix),
+                                    w.output.template cast<Stored>(), NoPremix{},
+                                    w.postmix.template cast<Stored>()));
+}
+
+/// The layer with Postmix multiplied into its output projection (block `j` of W_O' is
+/// Σ_i M[i,j]·(block i of W_O)) and everything else as it was: Premix stays unfolded, for cheap
+/// prefill. Throws Error where a product is not finite.
+template <class To = void, StorageScalar S, class PremixPart, class PostmixPart, class GatePart,
+          int HeadDim, int GroupSize>
+auto fold_postmix(
+    const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, GroupSize>& layer) {
+  static_assert(!std::same_as<PostmixPart, NoPostmix>,
+                "vha::fold_postmix: the layer has no Postmix: it was folded already, or it is a "
+                "plain GQA layer");
+  static_assert(std::same_as<GatePart, NoGate>,
+                "vha::fold_postmix: a gate stands between Postmix and W_O, so Postmix does not "
+                "fold; use fold_premix, and serve the layer with a separate Postmix");
+  using Stored = std::conditional_t<std::is_void_v<To>, S, To>;
+  const auto& w = layer.weights();
+  return detail::layer_with<Stored>(
+      layer, layer.config(),
+      w.template with_parts<Stored>(w.query.template cast<Stored>(),
+                                    fold_postmix<Stored>(w.output, w.postmix),
+                                    w.premix.template cast<Stored>(), NoPostmix{}));
+}
+
+/// The stock GQA layer that computes what the VHA layer does: Premix folded into W_Q, Postmix into
+/// W_O, a constant scale of the values into W_V. Keys, norms and RoPE, and the values without a
+/// scale, stay byte for byte, and are shared with `layer` where they are stored alike.
+///
+///     auto served = vha::fold_vha(layer);                  // stored as the layer is
+///     auto half_size = vha::fold_vha<vha::bfloat16>(layer);  // each element rounded once
+///
+/// Does not compile for a layer with a gate, with an activation after a map, or without maps.
+/// Throws Error where a product is not finite.
+template <class To = void, StorageScalar S, class PremixPart, class PostmixPart, class GatePart,
+          int HeadDim, int GroupSize>
+auto fold_vha(const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, GroupSize>& layer) {
+  static_assert(!std::same_as<PremixPart, NoPremix> || !std::same_as<PostmixPart, NoPostmix>,
+                "vha::fold_vha: the layer has neither Premix nor Postmix: it was folded already, or "
+                "it is a plain GQA layer");
+  static_assert(std::same_as<PostmixPart, NoPostmix> || std::same_as<GatePart, NoGate>,
+                "vha::fold_vha: a gate stands between Postmix and W_O, so the layer has no full "
+                "fold; use fold_premix, and serve the layer with a separate Postmix");
+  using Stored = std::conditional_t<std::is_void_v<To>, S, To>;
+  const auto& w = layer.weights();
+  const auto query = [&] {
+    if constexpr (std::same_as<PremixPart, NoPremix>) {
+      return w.query.template cast<Stored>();
+    } else {
+      return fold_premix<Stored>(w.query, w.premix);
+    }
+  };
+  const auto output = [&] {
+    if constexpr (std::same_as<PostmixPart, NoPostmix>) {
+      return w.output.template cast<Stored>();
+    } else {
+      return fold_postmix<Stored>(w.output, w.postmix);
+    }
+  };
+  auto folded = w.template with_parts<Stored>(query(), output(), NoPremix{}, NoPostmix{});
+  AttentionConfig config = layer.config();
+  if (config.value_scale != 1) {
+    folded.value = detail::scaled<Stored>("value", w.value, std::exchange(config.value_scale, 1.0));
+  }
+  return detail::layer_with<Stored>(layer, config, std::move(folded));
+}
+
+}  // namespace vha

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <string_view>
+#include <vha/attention/postmix.hpp>
+#include <vha/attention/premix.hpp>
+#include <vha/ops/linear.hpp>
+
+// The fold of single weights. Products are summed in double, whatever they are stored in, and
+// rounded once.
+
+namespace vha {
+
+namespace detail {
+
+/// `values` in the storage scalar `To`. Throws Error where one is not finite, or becomes so.
+template <StorageScalar To>
+Weight<To> rounded(std::string_view name, RowMajorMatrix<double> values) {
+  RowMajorMatrix<To> result(values.rows(), values.cols());
+  for (Index k = 0; k < values.size(); ++k) {
+    result.data()[k] = convert<To>(values.data()[k]);
+    if (!is_finite(result.data()[k])) {
+      raise(text("folded ", name), "finite products in the range of their stored type",
+            text(values.data()[k], " at ", shape_text(k / values.cols(), k % values.cols())));
+    }
+  }
+  return Weight<To>::own(std::move(result));
+}
+
+}  // namespace detail
+
+/// The exact fold of Premix into rows of the query projection `[rows, H' * physical_head_dim]`, in
+/// double: `[rows, G * H' * head_dim]`, where block `g·H' + i` is W_Q^(i)·P_g.
+/// Precondition: the maps have one shape, and it fits the projection.
+template <StorageScalar S, StorageScalar P>
+RowMajorMatrix<double> folded_query(const Weight<S>& query, const std::vector<Weight<P>>& maps) {
+  const Index groups = static_cast<Index>(maps.size());
+  const Index physical_head_dim = maps.front().rows();
+  const Index head_dim = maps.front().cols();
+  const Index heads = query.cols() / physical_head_dim;
+  const Index group_width = heads * head_dim;
+  RowMajorMatrix<double> folded(query.rows(), groups * group_width);
+
+  // A block of rows [rows, H' * physical_head_dim] is at the same time [rows * H', physical_head_dim],
+  // so that one product with P_g folds all its heads.
+  static constexpr Index row_block = 256;
+  RowMajorMatrix<double> wide(std::min(row_block, query.rows()), query.cols());
+  RowMajorMatrix<double> product(wide.rows(), group_width);
+  ProductWorkspace<double> workspace;
+  for (Index row = 0; row < query.rows(); row += row_block) {
+    const Index rows = std::min(row_block, query.rows() - row);
+    for (Index i = 0; i < rows; ++i) {
+      for (Index j = 0; j < query.cols(); ++j) wide(i, j) = convert<double>(query(row + i, j));
+    }
+    const auto blocks = row_major_view<double>(wide.data(), rows * heads, physical_head_dim,
+                                               physical_head_dim);
+    for (Index group = 0; group < groups; ++group) {
+      multiply(blocks, maps[static_cast<std::size_t>(group)].view(), product.data(), head_dim,
+               false, workspace);
+      folded.block(row, group * group_width, rows, group_width) = product.topRows(rows);
+    }
+  }
+  return folded;
+}
+
+/// The exact fold of Postmix into the output projection `[heads * head_dim, hidden]`, in double:
+/// block `j` is Σ_i M[i,j] · (block i of W_O), for M `[heads, heads]`.
+/// Precondition: the projection has a block of rows for each head.
+template <StorageScalar S>
+RowMajorMatrix<double> folded_output(const Weight<S>& output, const RowMajorMatrix<double>& mixing) {
+  const Index heads = mixing.rows();
+  const Index head_dim = output.rows() / heads;
+  RowMajorMatrix<double> folded(output.rows(), output.cols());
+
+  // Row c of every head's block, side by side, is a matrix [heads, hidden] that Mᵀ multiplies.
+  const Index head_stride = head_dim * output.view().row_stride;
+  const auto mixing_transposed = row_major_view(mixing.data(), heads, heads, heads).transposed();
+  ProductWorkspace<double> workspace;
+  for (Index channel = 0; channel < head_dim; ++channel) {
+    const MatrixView<S> rows{output.view().address(channel, 0), heads, output.cols(), head_stride,
+                             output.view().col_stride};
+    multiply(mixing_transposed, rows, folded.data() + channel * output.cols(),
+             head_dim * output.cols(), false, workspace);
+  }
+  return folded;
+}
+
+/// The query projection with Premix in it, `[hidden, G * H' * head_dim]`; a bias folds as a row.
+/// Throws Error where shapes do not fit or a product is not finite.
+template <StorageScalar To, StorageScalar S, Activation A>
+Linear<To> fold_premix(const Linear<S>& query, const Premix<S, A>& premix) {
+  static_assert(std::same_as<A, Identity>,
+                "vha::fold_premix: an activation stands after Premix, so its map is not linear and "
+                "does not fold into W_Q; serve the layer as it is");
+  if (premix.maps.empty()) raise("premix.maps", "a map for each of kv_heads", "none");
+  premix.require_shape(premix.kv_heads(), premix.maps.front().cols());
+  const Index physical_head_dim = premix.physical_head_dim();
+  if (physical_head_dim == 0 || query.out() % physical_head_dim != 0) {
+    raise("query.weight", text("a multiple of ", physical_head_dim, " (Premix's input width) columns"),
+          shape_text(query.in(), query.out()));
+  }
+  Linear<To> folded;
+  folded.weight = detail::rounded<To>("query.weight", folded_query(query.weight, premix.maps));
+  if (!query.bias.empty()) {
+    require_vector("query.bias", query.bias, query.out());
+    folded.bias = detail::rounded<To>("query.bias", folded_query(query.bias, premix.maps));
+  }
+  return folded;
+}
+
+/// The output projection with Postmix in it, of the same shape; its bias stays.
+/// Throws Error where shapes do not fit or a product is not finite.
+template <StorageScalar To, StorageScalar S, Activation A>
+Linear<To> fold_postmix(const Linear<S>& output, const Postmix<S, A>& postmix) {
+  static_assert(std::same_as<A, Identity>,
+                "vha::fold_postmix: an activation stands between Postmix and W_O, so Postmix does "
+                "not fold; serve the layer as it is");
+  postmix.require_shape(postmix.a.rows());
+  if (output.in() % postmix.a.rows() != 0) {
+    raise("output.weight", text("a multiple of ", postmix.a.rows(), " (query heads) rows"),
+          shape_text(output.in(), output.out()));
+  }
+  return {detail::rounded<To>("output.weight", folded_output(output.weight, postmix.dense())),
+          output.bias.template cast<To>()};
+}
+
+}  // namespace vha

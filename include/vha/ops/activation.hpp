@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cmath>
+#include <vha/core/scalar.hpp>
+
+namespace vha {
+
+/// 1 / (1 + e^-x), without overflow.
+template <ComputeScalar T>
+T sigmoid(T x) {
+  const T small = std::exp(-std::abs(x));
+  return (x < 0 ? small : T(1)) / (T(1) + small);
+}
+
+/// A function of one channel that stands after a map.
+template <class A>
+concept Activation = requires(const A& activation, float x, double y) {
+  { activation(x) } -> std::same_as<float>;
+  { activation(y) } -> std::same_as<double>;
+};
+
+/// No activation: the map stays linear and folds.
+struct Identity {
+  template <ComputeScalar T>
+  T operator()(T x) const {
+    return x;
+  }
+};
+
+/// x · sigmoid(x), the paper's ablation. A map that it follows does not fold.
+struct Silu {
+  template <ComputeScalar T>
+  T operator()(T x) const {
+    return x * sigmoid(x);
+  }
+};
+
+}  // namespace vha

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vha/core/weight.hpp>
+#include <vha/ops/matrix_product.hpp>
+
+namespace vha {
+
+/// Y = X·W + b with W `[in, out]` and b `[1, out]`, which may be absent.
+template <StorageScalar S>
+struct Linear {
+  Weight<S> weight;
+  Weight<S> bias = {};
+
+  Index in() const { return weight.rows(); }
+  Index out() const { return weight.cols(); }
+
+  /// Writes X·W + b for X `[rows, in]` to `y`, row-major `[rows, out]`, rows `y_stride` apart.
+  /// Precondition: X has `in()` columns; `y` does not overlap it.
+  template <ComputeScalar T, StorageScalar X>
+  void operator()(const MatrixView<X>& x, T* y, Index y_stride,
+                  ProductWorkspace<T>& workspace) const {
+    multiply(x, weight.view(), y, y_stride, false, workspace);
+    if (bias.empty()) return;
+    for (Index row = 0; row < x.rows; ++row) {
+      T* const target = y + row * y_stride;
+      for (Index j = 0; j < out(); ++j) target[j] += convert<T>(bias(0, j));
+    }
+  }
+
+  /// X·W + b for an Eigen matrix of `S`'s compute scalar, `[rows, in]`. Throws Error where the
+  /// widths differ.
+  template <class Derived>
+  RowMajorMatrix<Compute<S>> operator()(const Eigen::MatrixBase<Derived>& x) const {
+    require_shape_of("linear");
+    require_size("x.cols()", in(), x.cols());
+    const RowMajorMatrix<typename Derived::Scalar> rows = x;
+    RowMajorMatrix<Compute<S>> y(x.rows(), out());
+    ProductWorkspace<Compute<S>> workspace;
+    (*this)(row_major_view(rows.data(), rows.rows(), rows.cols(), rows.cols()), y.data(), out(),
+            workspace);
+    return y;
+  }
+
+  /// Throws Error naming `name`'s part unless W is `[in, out]` and the bias, if any, fits it.
+  void require_shape(std::string_view name, Index in_channels, Index out_channels) const {
+    vha::require_shape(text(name, ".weight"), weight, in_channels, out_channels);
+    require_shape_of(name);
+  }
+
+  template <StorageScalar T>
+  Linear<T> cast() const {
+    return {weight.template cast<T>(), bias.template cast<T>()};
+  }
+
+ private:
+  void require_shape_of(std::string_view name) const {
+    if (!bias.empty()) require_vector(text(name, ".bias"), bias, out());
+  }
+};
+
+}  // namespace vha

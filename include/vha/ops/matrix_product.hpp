@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <utility>
+#include <vha/core/view.hpp>
+
+// The matrix product under every projection, under the attention core and under the fold. Eigen's
+// own product allocates its packing buffers on every call and takes no misaligned or mixed-type
+// operands; this one packs both operands into the caller's buffers, converting as it packs.
+//
+//               cols ->                C is made tile by tile. A tile of `rows x cols` results stays
+//            +---------+               in registers while `depth` goes by: one packet of B times one
+//            |    B    | depth         broadcast element of A, added. Panels of A and B are packed so
+//            +---------+               that both are read from front to back.
+//   +-----+  +--+------+
+//   |  A  |  |  |   C  | rows          
+//   +-----+  +--+------+
+
+namespace vha {
+
+/// The packing buffers of `multiply`.
+template <ComputeScalar T>
+struct ProductWorkspace {
+  Buffer<T> a_panels;
+  Buffer<T> b_panels;
+};
+
+namespace detail {
+
+/// The sizes of the register tile and of the blocks that fit the caches.
+template <ComputeScalar T>
+struct ProductTile {
+  using Packet = typename Eigen::internal::packet_traits<T>::type;
+  static constexpr Index lanes = Eigen::internal::unpacket_traits<Packet>::size;
+  static constexpr Index packets = 2;
+  static constexpr Index cols = packets * lanes;
+  // One register for A and two for B are needed beside the sums.
+  static constexpr Index rows = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 14 : 6;
+
+  static constexpr Index depth_block = 2048 / static_cast<Index>(sizeof(T));
+  static constexpr Index row_block = rows * 16;
+  static constexpr Index col_block = cols * 64;
+};
+
+/// C[rows, cols] (+)= A panel · B panel, where `Rows` is how many rows the panel of A was packed
+/// for; the products beyond `rows` and `cols` are dropped.
+template <Index Rows, ComputeScalar T>
+void multiply_tile(Index depth, const T* a, const T* b, T* c, Index c_stride, Index rows,
+                   Index cols, bool accumulate) {
+  using Tile = ProductTile<T>;
+  using Packet = typename Tile::Packet;
+  namespace packet = Eigen::internal;
+  Packet sums[Rows][Tile::packets];
+  const auto each_row = [](auto&& body) {
+    [&]<std::size_t... Row>(std::index_sequence<Row...>) {
+      (body(std::integral_constant<std::size_t, Row>{}), ...);
+    }(std::make_index_sequence<static_cast<std::size_t>(Rows)>{});
+  };
+  each_row([&](auto row) { sums[row][0] = sums[row][1] = packet::pset1<Packet>(T(0)); });
+  for (Index k = 0; k < depth; ++k, a += Rows, b += Tile::cols) {
+    const Packet b0 = packet::pload<Packet>(b);
+    const Packet b1 = packet::pload<Packet>(b + Tile::lanes);
+    each_row([&](auto row) {
+      const Packet a_row = packet::pset1<Packet>(a[row]);
+      sums[row][0] = packet::pmadd(a_row, b0, sums[row][0]);
+      sums[row][1] = packet::pmadd(a_row, b1, sums[row][1]);
+    });
+  }
+  alignas(EIGEN_MAX_ALIGN_BYTES) T spill[Tile::cols];
+  each_row([&](auto row) {
+    if (static_cast<Index>(row) >= rows) return;
+    T* target = c + static_cast<Index>(row) * c_stride;
+    if (cols == Tile::cols) {
+      for (Index p = 0; p < Tile::packets; ++p) {
+        T* at = target + p * Tile::lanes;
+        Packet sum = sums[row][p];
+        if (accumulate) sum = packet::padd(sum, packet::ploadu<Packet>(at));
+        packet::pstoreu(at, sum);
+      }
+    } else {
+      packet::pstore(spill, sums[row][0]);
+      packet::pstore(spill + Tile::lanes, sums[row][1]);
+      for (Index j = 0; j < cols; ++j) target[j] = accumulate ? target[j] + spill[j] : spill[j];
+    }
+  });
+}
+
+/// Calls `body` with the smallest compiled row count that holds `rows`.
+template <ComputeScalar T, class Body>
+void with_tile_rows(Index rows, Body&& body) {
+  if (rows == 1) return body(std::integral_constant<Index, 1>{});
+  if (rows == 2) return body(std::integral_constant<Index, 2>{});
+  if (rows <= 4) return body(std::integral_constant<Index, 4>{});
+  if constexpr (ProductTile<T>::rows > 8) {
+    if (rows <= 8) return body(std::integral_constant<Index, 8>{});
+  }
+  body(std::integral_constant<Index, ProductTile<T>::rows>{});
+}
+
+/// Packs `panel`, of at most `Lines` rows, column by column into `target` [panel.cols, Lines],
+/// missing rows as zeros. A panel of B is packed as its transpose.
+template <Index Lines, ComputeScalar T, StorageScalar S>
+void pack_panel(const MatrixView<S>& panel, T* target) {
+  const Index step = panel.col_stride * static_cast<Index>(sizeof(S));
+  if (panel.rows == Lines && panel.row_stride == 1) {
+    const std::byte* source = panel.data;
+    for (Index k = 0; k < panel.cols; ++k, source += step, target += Lines) {
+      for (Index i = 0; i < Lines; ++i) {
+        target[i] = convert<T>(load<S>(source + i * static_cast<Index>(sizeof(S))));
+      }
+    }
+    return;
+  }
+  for (Index i = 0; i < Lines; ++i) {
+    const std::byte* source = panel.address(i, 0);
+    for (Index k = 0; k < panel.cols; ++k) {
+      target[k * Lines + i] = i < panel.rows ? convert<T>(load<S>(source + k * step)) : T(0);
+    }
+  }
+}
+
+}  // namespace detail
+
+/// C = A·B, or C += A·B where `accumulate` is set. A is `[rows, depth]`, B `[depth, cols]`, C
+/// row-major `[rows, cols]` with rows `c_stride` apart. Operands of any storage scalar are
+/// converted to `T`, in which the products are summed. A row of C depends on that row of A alone,
+/// and in the same way wherever it stands.
+/// Precondition: the sizes fit, and C overlaps neither A nor B.
+template <ComputeScalar T, StorageScalar A, StorageScalar B>
+void multiply(const MatrixView<A>& a, const MatrixView<B>& b, T* c, Index c_stride,
+              bool accumulate, ProductWorkspace<T>& workspace) {
+  using Tile = detail::ProductTile<T>;
+  const auto round_up = [](Index size, Index step) { return (size + step - 1) / step * step; };
+  if (a.cols == 0 && !accumulate) {
+    for (Index i = 0; i < a.rows; ++i) std::fill_n(c + i * c_stride, b.cols, T(0));
+  }
+  const Index depth_block = std::min(a.cols, Tile::depth_block);
+  const Index row_block = std::min(round_up(a.rows, Tile::rows), Tile::row_block);
+  const Index col_block = std::min(round_up(b.cols, Tile::cols), Tile::col_block);
+  T* const a_panels = workspace.a_panels.reserve(depth_block * row_block);
+  T* const b_panels = workspace.b_panels.reserve(depth_block * col_block);
+
+  for (Index col = 0; col < b.cols; col += Tile::col_block) {
+    const Index cols = std::min(b.cols - col, Tile::col_block);
+    for (Index k = 0; k < a.cols; k += Tile::depth_block) {
+      const Index depth = std::min(a.cols - k, Tile::depth_block);
+      for (Index j = 0; j < cols; j += Tile::cols) {
+        const Index panel_cols = std::min(cols - j, Tile::cols);
+        detail::pack_panel<Tile::cols>(b.block(k, col + j, depth, panel_cols).transposed(),
+                                       b_panels + j * depth);
+      }
+      for (Index row = 0; row < a.rows; row += Tile::row_block) {
+        const Index rows = std::min(a.rows - row, Tile::row_block);
+        for (Index i = 0; i < rows; i += Tile::rows) {
+          const Index panel_rows = std::min(rows - i, Tile::rows);
+          detail::with_tile_rows<T>(panel_rows, [&](auto tile_rows) {
+            detail::pack_panel<tile_rows()>(a.block(row + i, k, panel_rows, depth),
+                                            a_panels + i * depth);
+          });
+        }
+        for (Index j = 0; j < cols; j += Tile::cols) {
+          for (Index i = 0; i < rows; i += Tile::rows) {
+            const Index panel_rows = std::min(rows - i, Tile::rows);
+            detail::with_tile_rows<T>(panel_rows, [&](auto tile_rows) {
+              detail::multiply_tile<tile_rows()>(depth, a_panels + i * depth, b_panels + j * depth,
+                                                 c + (row + i) * c_stride + col + j, c_stride,
+                                                 panel_rows, std::min(cols - j, Tile::cols),
+                                                 accumulate || k > 0);
+            });
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace vha

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vha/attention/attention.hpp>
+#include <vha/attention/causal_attention.hpp>
+#include <vha/attention/gate.hpp>
+#include <vha/attention/initialise.hpp>
+#include <vha/attention/kv_cache.hpp>
+#include <vha/attention/postmix.hpp>
+#include <vha/attention/premix.hpp>
+#include <vha/attention/token_layout.hpp>
+#include <vha/attention/trace.hpp>
+#include <vha/attention/weights.hpp>
+#include <vha/core/activations.hpp>
+#include <vha/core/config.hpp>
+#include <vha/core/error.hpp>
+#include <vha/core/scalar.hpp>
+#include <vha/core/sizes.hpp>
+#include <vha/core/view.hpp>
+#include <vha/core/weight.hpp>
+#include <vha/fold/fold_report.hpp>
+#include <vha/fold/fold_vha.hpp>
+#include <vha/fold/fold_weights.hpp>
+#include <vha/fold/prefill_decode.hpp>
+#include <vha/ops/activation.hpp>
+#include <vha/ops/linear.hpp>
+#include <vha/ops/mask.hpp>
+#include <vha/ops/matrix_product.hpp>
+#include <vha/ops/normal.hpp>
+#include <vha/ops/rms_norm.hpp>
+#include <vha/ops/rope.hpp>
+#include <vha/ops/softmax_state.hpp>
+#include <vha/version.hpp>
