@@ -21,6 +21,10 @@ if(NOT MSVC)
     vha_dev INTERFACE -Wall -Wextra -Wpedantic -Wconversion -Wshadow
                       $<$<BOOL:${VHA_WERROR}>:-Werror>)
 endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # GCC 12 warns of its own AVX-512 intrinsics, wherever one is inlined (GCC bug 105593).
+  target_compile_options(vha_dev INTERFACE -Wno-uninitialized -Wno-maybe-uninitialized)
+endif()
 
 if(VHA_NATIVE)
   include(CheckCXXCompilerFlag)

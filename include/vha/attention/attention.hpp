@@ -127,8 +127,8 @@ class Attention {
     Workspace workspace;
     const auto view = activations_view(x);
     using Element = std::remove_const_t<std::remove_pointer_t<decltype(view.data)>>;
-    using Result = std::conditional_t<detail::EigenMatrix<X>, RowMajorMatrix<Element>,
-                                      Tensor3<Element>>;
+    using Result =
+        std::conditional_t<detail::EigenMatrix<X>, RowMajorMatrix<Element>, Tensor3<Element>>;
     Result out;
     if constexpr (detail::EigenMatrix<X>) {
       out.resize(view.tokens, view.channels);
@@ -226,7 +226,8 @@ class Attention {
       const Position next = cache.next_position(row);
       for (Index k = 0; k < layout.length(row, tokens); ++k) {
         workspace.tokens.push_back({row, layout.first(row, tokens) + k, k});
-        workspace.positions.push_back(given.empty() ? next + k : given[static_cast<std::size_t>(k)]);
+        workspace.positions.push_back(given.empty() ? next + k
+                                                    : given[static_cast<std::size_t>(k)]);
       }
     }
   }
@@ -297,10 +298,10 @@ class Attention {
       record(trace->v, values, tokens);
     }
     for_each_row(tokens, [&](Index row, Index first, Index count) {
-      cache.template write<T>(row, tokens[static_cast<std::size_t>(first)].offset,
-                              keys.slice(first, count), values.slice(first, count),
-                              positions.subspan(static_cast<std::size_t>(first),
-                                                static_cast<std::size_t>(count)));
+      cache.template write<T>(
+          row, tokens[static_cast<std::size_t>(first)].offset, keys.slice(first, count),
+          values.slice(first, count),
+          positions.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
     });
   }
 
@@ -314,8 +315,8 @@ class Attention {
 
     const Index width = config_.query_width();
     T* const mixed = workspace.heads.reserve(x.rows * width);
-    const auto heads = token_major_heads(mixed, x.rows, config_.kv_heads, config_.group_size(),
-                                         config_.head_dim);
+    const auto heads =
+        token_major_heads(mixed, x.rows, config_.kv_heads, config_.group_size(), config_.head_dim);
     for_each_row(tokens, [&](Index row, Index first, Index count) {
       const Index uncommitted = cached_by(row, workspace);
       causal_attention<HeadDim, GroupSize, T>(
@@ -386,7 +387,8 @@ class Attention {
   Rope<T> rope_;
 };
 
-/// A Virtual Head Attention layer (DESIGN: Premix on the queries, Postmix on the heads), as trained.
+/// A Virtual Head Attention layer (DESIGN: Premix on the queries, Postmix on the heads), as
+/// trained.
 template <StorageScalar S, class GatePart = NoGate, Activation PremixActivation = Identity,
           Activation PostmixActivation = Identity, int HeadDim = Eigen::Dynamic,
           int GroupSize = Eigen::Dynamic>

@@ -46,8 +46,8 @@ class QueryBlock {
              Index group_size, const CausalMask& mask, CausalAttentionWorkspace<T>& workspace)
       : query_positions_(query_positions),
         key_positions_(key_positions),
-        keys_(row_major_view(keys.head(0, group, 0), keys.tokens, keys.head_dim,
-                             keys.token_stride)),
+        keys_(
+            row_major_view(keys.head(0, group, 0), keys.tokens, keys.head_dim, keys.token_stride)),
         values_(row_major_view(values.head(0, group, 0), values.tokens, values.head_dim,
                                values.token_stride)),
         group_size_(group_size),
@@ -109,9 +109,12 @@ class QueryBlock {
     };
     switch (mask_.visibility(part(query_positions_, query, query_end),
                              part(key_positions_, key, key_end))) {
-      case Visibility::none: return;
-      case Visibility::all: return attend_whole(query, query_end, key, key_end);
-      case Visibility::some: break;
+      case Visibility::none:
+        return;
+      case Visibility::all:
+        return attend_whole(query, query_end, key, key_end);
+      case Visibility::some:
+        break;
     }
     if (query_end - query >= key_end - key) {
       const Index middle = query + (query_end - query) / 2;
@@ -173,9 +176,9 @@ class QueryBlock {
 /// | out | `[tokens, kv_heads, group_size, value_dim]` |
 ///
 /// Query and key counts may differ, positions may come in any order. A query that sees no key gives
-/// zeros. Operands and result may be of any storage scalars; the arithmetic is in `T`. `HeadDim` and
-/// `GroupSize` may be given where they are known.
-/// Precondition: the shapes fit; `out` does not overlap the operands.
+/// zeros. Operands and result may be of any storage scalars; the arithmetic is in `T`. `HeadDim`
+/// and `GroupSize` may be given where they are known. Precondition: the shapes fit; `out` does not
+/// overlap the operands.
 template <int HeadDim = Eigen::Dynamic, int GroupSize = Eigen::Dynamic, ComputeScalar T, class Q,
           class K, class V, class O>
 void causal_attention(const HeadsView<const Q>& query, const HeadsView<const K>& key,
@@ -190,9 +193,8 @@ void causal_attention(const HeadsView<const Q>& query, const HeadsView<const K>&
       const Index tokens = std::min(query.tokens - first, tokens_per_block);
       const auto positions = query_positions.subspan(static_cast<std::size_t>(first),
                                                      static_cast<std::size_t>(tokens));
-      detail::QueryBlock<HeadDim, GroupSize, T, K, V> block(positions, key_positions, key, value,
-                                                            group, query.group_size, options.mask,
-                                                            workspace);
+      detail::QueryBlock<HeadDim, GroupSize, T, K, V> block(
+          positions, key_positions, key, value, group, query.group_size, options.mask, workspace);
       block.load_queries(query, first, group, static_cast<T>(options.scale));
       block.attend();
       block.store(out, first, group);

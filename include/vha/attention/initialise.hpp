@@ -77,10 +77,11 @@ RowMajorMatrix<S> orthogonal_matrix(Index rows, Index cols, double scale, Normal
 
 /// A VHA layer at the start of training, the same for a seed on every platform: projections
 /// N(0, projection_std²); P_g = I + (0.1/√d)·N(0,1), or orthogonal times √(d/d_q) where it is
-/// rectangular; Postmix A = N(0, 0.01²) and B = 0. It computes nearly what a plain GQA layer with the
-/// physical heads repeated in every group does. Throws Error where a size cannot be.
+/// rectangular; Postmix A = N(0, 0.01²) and B = 0. It computes nearly what a plain GQA layer with
+/// the physical heads repeated in every group does. Throws Error where a size cannot be.
 template <StorageScalar S>
-VhaAttention<S> initialise_vha(const AttentionConfig& config, const InitialiseOptions& options = {}) {
+VhaAttention<S> initialise_vha(const AttentionConfig& config,
+                               const InitialiseOptions& options = {}) {
   config.validate();
   const auto require_positive = [](std::string_view argument, Index size) {
     if (size <= 0) raise(argument, "1 or more", text(size));
@@ -93,8 +94,8 @@ VhaAttention<S> initialise_vha(const AttentionConfig& config, const InitialiseOp
 
   NormalGenerator normal(options.seed);
   const auto projection = [&](Index in, Index out) {
-    return Linear<S>{Weight<S>::own(
-        detail::normal_matrix<S>(in, out, options.projection_std, normal))};
+    return Linear<S>{
+        Weight<S>::own(detail::normal_matrix<S>(in, out, options.projection_std, normal))};
   };
   typename VhaAttention<S>::Weights weights;
   weights.query = projection(config.hidden, config.group_size() * physical_head_dim);
@@ -113,9 +114,8 @@ VhaAttention<S> initialise_vha(const AttentionConfig& config, const InitialiseOp
   }
   weights.postmix.a = Weight<S>::own(detail::normal_matrix<S>(
       config.query_heads, options.postmix_rank, options.postmix_std, normal));
-  weights.postmix.b =
-      Weight<S>::own(RowMajorMatrix<S>::Constant(config.query_heads, options.postmix_rank,
-                                                 convert<S>(0.0)));
+  weights.postmix.b = Weight<S>::own(
+      RowMajorMatrix<S>::Constant(config.query_heads, options.postmix_rank, convert<S>(0.0)));
   if (options.qk_norm) {
     const RowMajorMatrix<S> ones = RowMajorMatrix<S>::Constant(1, head_dim, convert<S>(1.0));
     weights.q_norm = Weight<S>::own(ones);

@@ -11,8 +11,8 @@
 
 namespace vha {
 
-/// The keys (normalised and rotated) and values of the tokens that were seen, for each sequence of a
-/// batch, with the position of each. The capacity is fixed at construction; the sequences fill up
+/// The keys (normalised and rotated) and values of the tokens that were seen, for each sequence of
+/// a batch, with the position of each. The capacity is fixed at construction; the sequences fill up
 /// unevenly where their prompts are of different lengths. Stored as `S`,
 /// `[batch, kv_heads, capacity, head_dim]`, each element rounded once.
 ///

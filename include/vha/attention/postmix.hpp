@@ -3,6 +3,7 @@
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <vha/core/activations.hpp>
 #include <vha/core/weight.hpp>
 #include <vha/ops/activation.hpp>
 
@@ -10,10 +11,11 @@ namespace vha {
 
 /// Mixing of the head outputs along the head axis, token by token:
 ///
-///     Y' = M·Y = Y + B·(Aᵀ·Y),   M = I + B·Aᵀ,   A and B `[query_heads, rank]`,  Y `[query_heads, d]`
+///     Y' = M·Y = Y + B·(Aᵀ·Y),   M = I + B·Aᵀ,   A and B `[query_heads, rank]`,  Y `[query_heads,
+///     d]`
 ///
-/// In public trainers' files A is `vha_postmix_U` and B is `vha_postmix_V`. Without `residual` the I
-/// is left out, which is how `from_dense` holds any M. An activation other than Identity stands
+/// In public trainers' files A is `vha_postmix_U` and B is `vha_postmix_V`. Without `residual` the
+/// I is left out, which is how `from_dense` holds any M. An activation other than Identity stands
 /// after the mixing, and such a Postmix does not fold.
 template <StorageScalar S, Activation Act = Identity>
 struct Postmix {
@@ -79,6 +81,15 @@ struct Postmix {
         }
       });
     }
+  }
+
+  /// The mixed heads of a tensor `[batch, tokens, query_heads, head_dim]`. Throws Error where A and
+  /// B have other heads.
+  Tensor4<Compute<S>> operator()(Tensor4<Compute<S>> heads) const {
+    require_shape(heads.dimension(2));
+    Buffer<Compute<S>> scratch;
+    (*this)(heads_view(heads.data(), heads), scratch);
+    return heads;
   }
 
   /// Throws Error unless A and B are `[query_heads, rank]` with the same rank.

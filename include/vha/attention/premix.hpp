@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
+#include <vha/core/activations.hpp>
 #include <vha/core/weight.hpp>
 #include <vha/ops/activation.hpp>
 #include <vha/ops/matrix_product.hpp>
@@ -44,6 +46,31 @@ struct Premix {
         for (Index k = 0; k < rows * width; ++k) target[k] = activation(target[k]);
       }
     }
+  }
+
+  /// The virtual heads `[batch, tokens, kv_heads * H', head_dim]` of physical ones
+  /// `[batch, tokens, H', physical_head_dim]`. Throws Error where they do not fit the maps.
+  Tensor4<Compute<S>> operator()(const Tensor4<Compute<S>>& physical) const {
+    using T = Compute<S>;
+    if (maps.empty()) raise("premix.maps", "a map for each of kv_heads", "none");
+    const Index head_dim = maps.front().cols();
+    require_shape(kv_heads(), head_dim);
+    require_size("physical.dimension(3)", physical_head_dim(), physical.dimension(3));
+    const Index tokens = physical.dimension(0) * physical.dimension(1);
+    const Index heads = physical.dimension(2);
+    Tensor4<T> result(physical.dimension(0), physical.dimension(1), kv_heads() * heads, head_dim);
+    Buffer<T> group_major;
+    const auto from =
+        group_major_heads(group_major.reserve(result.size()), tokens, kv_heads(), heads, head_dim);
+    ProductWorkspace<T> workspace;
+    (*this)(physical.data(), from, workspace);
+    const auto to = heads_view(result.data(), result, heads);
+    for (Index token = 0; token < tokens; ++token) {
+      for (Index group = 0; group < kv_heads(); ++group) {
+        std::copy_n(from.head(token, group, 0), heads * head_dim, to.head(token, group, 0));
+      }
+    }
+    return result;
   }
 
   /// Throws Error unless there are `groups` maps, all `[physical_head_dim, head_dim]`.

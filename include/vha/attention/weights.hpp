@@ -35,13 +35,11 @@ struct NoGate {
 ///
 /// | weight | shape |
 /// |---|---|
-/// | query | `[hidden, physical_heads * physical_head_dim]` with Premix, else `[hidden, query_heads * head_dim]` |
-/// | key, value | `[hidden, kv_heads * head_dim]` |
-/// | output | `[query_heads * head_dim, hidden]` |
-/// | q_norm, k_norm | `[1, head_dim]`, or both absent |
-/// | premix | kv_heads times `[physical_head_dim, head_dim]` |
-/// | postmix | a and b, `[query_heads, rank]` |
-/// | gate | `[hidden, query_heads * head_dim]` |
+/// | query | `[hidden, physical_heads * physical_head_dim]` with Premix, else `[hidden, query_heads
+/// * head_dim]` | | key, value | `[hidden, kv_heads * head_dim]` | | output | `[query_heads *
+/// head_dim, hidden]` | | q_norm, k_norm | `[1, head_dim]`, or both absent | | premix | kv_heads
+/// times `[physical_head_dim, head_dim]` | | postmix | a and b, `[query_heads, rank]` | | gate |
+/// `[hidden, query_heads * head_dim]` |
 template <StorageScalar S, class PremixPart = NoPremix, class PostmixPart = NoPostmix,
           class GatePart = NoGate>
 struct AttentionWeights {
@@ -73,7 +71,8 @@ struct AttentionWeights {
     value.require_shape("value", config.hidden, config.kv_width());
     output.require_shape("output", config.query_width(), config.hidden);
     if (q_norm.empty() != k_norm.empty()) {
-      raise("q_norm and k_norm", "both or neither", q_norm.empty() ? "k_norm alone" : "q_norm alone");
+      raise("q_norm and k_norm", "both or neither",
+            q_norm.empty() ? "k_norm alone" : "q_norm alone");
     }
     if (has_qk_norm()) {
       require_vector("q_norm", q_norm, config.head_dim);
@@ -96,9 +95,9 @@ struct AttentionWeights {
                   NewPostmix new_postmix) const {
     auto new_gate = gate.template cast<T>();
     return AttentionWeights<T, NewPremix, NewPostmix, decltype(new_gate)>{
-        std::move(new_query),         key.template cast<T>(),    value.template cast<T>(),
-        std::move(new_output),        q_norm.template cast<T>(), k_norm.template cast<T>(),
-        std::move(new_premix),        std::move(new_postmix),    std::move(new_gate)};
+        std::move(new_query),  key.template cast<T>(),    value.template cast<T>(),
+        std::move(new_output), q_norm.template cast<T>(), k_norm.template cast<T>(),
+        std::move(new_premix), std::move(new_postmix),    std::move(new_gate)};
   }
 };
 

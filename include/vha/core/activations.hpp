@@ -6,6 +6,7 @@
 #include <unsupported/Eigen/CXX11/Tensor>
 #include <vha/core/error.hpp>
 #include <vha/core/scalar.hpp>
+#include <vha/core/view.hpp>
 
 namespace vha {
 
@@ -37,7 +38,7 @@ concept EigenMatrix = std::is_base_of_v<Eigen::MatrixBase<X>, X>;
 
 template <class X>
 concept EigenTensor = std::is_base_of_v<Eigen::TensorBase<X, Eigen::ReadOnlyAccessors>, X> ||
-                      std::is_base_of_v<Eigen::TensorBase<X, Eigen::WriteAccessors>, X>;
+    std::is_base_of_v<Eigen::TensorBase<X, Eigen::WriteAccessors>, X>;
 
 /// True for a matrix or a tensor that stands in memory, false for an expression of one.
 template <class X>
@@ -45,7 +46,10 @@ constexpr bool stands_in_memory() {
   if constexpr (EigenMatrix<X>) {
     return (X::Flags & Eigen::DirectAccessBit) != 0;
   } else {
-    return requires(X& x) { x.dimensions(); x.data(); };
+    return requires(X & x) {
+      x.dimensions();
+      x.data();
+    };
   }
 }
 
@@ -54,20 +58,21 @@ constexpr bool stands_in_memory() {
 /// What a layer takes: an Eigen matrix, map, block or Ref `[tokens, channels]` (one sequence), or a
 /// Tensor or TensorMap `[batch, tokens, channels]`.
 template <class X>
-concept Activations = detail::EigenMatrix<std::remove_cvref_t<X>> ||
-                      detail::EigenTensor<std::remove_cvref_t<X>>;
+concept Activations =
+    detail::EigenMatrix<std::remove_cvref_t<X>> || detail::EigenTensor<std::remove_cvref_t<X>>;
 
 /// The view of `x`, in whatever storage order it is.
 template <Activations X>
 auto activations_view(X&& x) {
   using Plain = std::remove_cvref_t<X>;
-  static_assert(detail::stands_in_memory<Plain>(),
-                "vha: the activations are an Eigen expression and stand nowhere in memory; store it "
-                "first, in a matrix (.eval()) or in a Tensor");
+  static_assert(
+      detail::stands_in_memory<Plain>(),
+      "vha: the activations are an Eigen expression and stand nowhere in memory; store it "
+      "first, in a matrix (.eval()) or in a Tensor");
   using T = std::remove_pointer_t<decltype(x.data())>;
   if constexpr (detail::EigenMatrix<Plain>) {
-    return ActivationsView<T>{x.data(),      1,           x.rows(),     x.cols(),
-                              x.size(),      x.rowStride(), x.colStride()};
+    return ActivationsView<T>{x.data(),     1, x.rows(), x.cols(), x.size(), x.rowStride(),
+                              x.colStride()};
   } else {
     static_assert(Plain::NumDimensions == 3,
                   "vha: activations are a tensor of 3 dimensions, [batch, tokens, channels]");
@@ -78,6 +83,19 @@ auto activations_view(X&& x) {
       return ActivationsView<T>{x.data(), batch, tokens, channels, 1, batch, batch * tokens};
     }
   }
+}
+
+/// The heads of a tensor `[batch, tokens, heads, head_dim]`, in rows of `group_size` for each of
+/// `heads / group_size` groups; its batch and tokens are one axis of the view.
+template <class T>
+HeadsView<T> heads_view(T* data, const auto& tensor, Index group_size = 1) {
+  using Tensor = std::remove_cvref_t<decltype(tensor)>;
+  static_assert(
+      Tensor::NumDimensions == 4 &&
+          static_cast<int>(Tensor::Layout) == static_cast<int>(Eigen::RowMajor),
+      "vha: heads are a row-major tensor of 4 dimensions, [batch, tokens, heads, head_dim]");
+  return token_major_heads(data, tensor.dimension(0) * tensor.dimension(1),
+                           tensor.dimension(2) / group_size, group_size, tensor.dimension(3));
 }
 
 }  // namespace vha

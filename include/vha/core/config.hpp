@@ -36,7 +36,8 @@ struct AttentionConfig {
     require_positive("head_dim", head_dim);
     require_positive("query_heads", query_heads);
     require_positive("kv_heads", kv_heads);
-    if (head_dim % 2 != 0) raise("head_dim", "an even number (it must be even for RoPE)", text(head_dim));
+    if (head_dim % 2 != 0)
+      raise("head_dim", "an even number (it must be even for RoPE)", text(head_dim));
     if (query_heads % kv_heads != 0) {
       raise("query_heads", text("a multiple of kv_heads = ", kv_heads), text(query_heads));
     }

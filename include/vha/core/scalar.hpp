@@ -19,7 +19,7 @@ using half = Eigen::half;
 /// What weights, caches and activations can be stored in.
 template <class T>
 concept StorageScalar = std::same_as<T, double> || std::same_as<T, float> ||
-                        std::same_as<T, bfloat16> || std::same_as<T, half>;
+    std::same_as<T, bfloat16> || std::same_as<T, half>;
 
 /// What the arithmetic is done in.
 template <class T>

@@ -29,6 +29,24 @@ struct MatrixView {
   MatrixView transposed() const { return {data, cols, rows, col_stride, row_stride}; }
 };
 
+/// Writes the elements of `view`, row by row, to `target`, each rounded once.
+template <StorageScalar T, StorageScalar S>
+void copy_elements(const MatrixView<S>& view, T* target) {
+  const Index step = view.col_stride * static_cast<Index>(sizeof(S));
+  for (Index row = 0; row < view.rows; ++row, target += view.cols) {
+    const std::byte* const source = view.address(row, 0);
+    if (view.col_stride == 1) {  // a loop of its own, which compilers turn into vector code
+      for (Index col = 0; col < view.cols; ++col) {
+        target[col] = convert<T>(load<S>(source + col * static_cast<Index>(sizeof(S))));
+      }
+    } else {
+      for (Index col = 0; col < view.cols; ++col) {
+        target[col] = convert<T>(load<S>(source + col * step));
+      }
+    }
+  }
+}
+
 /// The view of a row-major array of `rows` rows, `row_stride` elements apart.
 template <StorageScalar S>
 MatrixView<S> row_major_view(const S* data, Index rows, Index cols, Index row_stride) {
@@ -36,9 +54,9 @@ MatrixView<S> row_major_view(const S* data, Index rows, Index cols, Index row_st
 }
 
 /// The heads of one sequence, `[tokens, groups, group_size, head_dim]`: address, sizes and strides
-/// (counted in elements); the channels of a head are contiguous. `groups` counts K/V heads. Keys and
-/// values have a `group_size` of 1, queries as many heads as read one K/V head; head `j` of the layer
-/// is head `j % group_size` of group `j / group_size`.
+/// (counted in elements); the channels of a head are contiguous. `groups` counts K/V heads. Keys
+/// and values have a `group_size` of 1, queries as many heads as read one K/V head; head `j` of the
+/// layer is head `j % group_size` of group `j / group_size`.
 template <class T>
 struct HeadsView {
   T* data = nullptr;
@@ -60,9 +78,7 @@ struct HeadsView {
     part.tokens = count;
     return part;
   }
-  operator HeadsView<const T>() const
-    requires(!std::is_const_v<T>)
-  {
+  operator HeadsView<const T>() const requires(!std::is_const_v<T>) {
     return {data, tokens, groups, group_size, head_dim, token_stride, group_stride, head_stride};
   }
 };
@@ -85,8 +101,8 @@ template <class T>
 HeadsView<T> token_major_heads(T* data, Index tokens, Index groups, Index group_size,
                                Index head_dim) {
   const Index group_stride = group_size * head_dim;
-  return {data,     tokens,  groups, group_size, head_dim, groups * group_stride, group_stride,
-          head_dim};
+  return {data,         tokens,  groups, group_size, head_dim, groups * group_stride,
+          group_stride, head_dim};
 }
 
 /// Heads in which each group's stand together: `[groups, tokens, group_size, head_dim]`, as Premix
@@ -95,8 +111,8 @@ template <class T>
 HeadsView<T> group_major_heads(T* data, Index tokens, Index groups, Index group_size,
                                Index head_dim) {
   const Index token_stride = group_size * head_dim;
-  return {data,     tokens,      groups,   group_size,
-          head_dim, token_stride, tokens * token_stride, head_dim};
+  return {data,    tokens, groups, group_size, head_dim, token_stride, tokens * token_stride,
+          head_dim};
 }
 
 /// Memory that a computation needs for a while. It grows and never shrinks, so that a second run of

@@ -15,9 +15,9 @@ namespace vha {
 template <class T>
 using RowMajorMatrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-/// A trained matrix, `[in, out]` for a projection, or vector, `[1, size]`. Either it views memory of
-/// the caller's, which must then live as long as the weight and its copies, or it holds a matrix of
-/// its own, which its copies share. It is never written to.
+/// A trained matrix, `[in, out]` for a projection, or vector, `[1, size]`. Either it views memory
+/// of the caller's, which must then live as long as the weight and its copies, or it holds a matrix
+/// of its own, which its copies share. It is never written to.
 ///
 ///     Weight<float> copied = some_eigen_matrix;
 ///     auto hugging_face = Weight<bfloat16>::view_out_in(bytes, in, out);  // nn.Linear.weight
@@ -32,8 +32,8 @@ class Weight {
 
   /// A copy of `matrix`; a column vector becomes `[1, size]`.
   template <class Derived>
-    requires std::same_as<typename Derived::Scalar, S>
-  Weight(const Eigen::MatrixBase<Derived>& matrix) {  // NOLINT: a matrix serves as a weight
+  requires std::same_as<typename Derived::Scalar, S> Weight(
+      const Eigen::MatrixBase<Derived>& matrix) {  // NOLINT: a matrix serves as a weight
     *this = own(matrix);
     if (Derived::ColsAtCompileTime == 1) view_ = view_.transposed();
   }
@@ -51,8 +51,7 @@ class Weight {
   /// elements apart. `data` points to `S`, or to bits of it: any trivial type of 1 byte or of S's
   /// own size, such as `std::uint16_t` for a bfloat16, or void.
   template <class Bits>
-  static Weight view(const Bits* data, Index rows, Index cols, Index row_stride,
-                     Index col_stride) {
+  static Weight view(const Bits* data, Index rows, Index cols, Index row_stride, Index col_stride) {
     static_assert(holds_bits<Bits>(),
                   "vha::Weight<S>::view: the pointer must be to S, to bytes, to void, or (bfloat16 "
                   "and half) to a trivial type of 2 bytes; name the stored scalar as S");
@@ -99,9 +98,7 @@ class Weight {
   /// Writes the elements, row by row, to `target`.
   template <StorageScalar T>
   void copy_to(T* target) const {
-    for (Index i = 0; i < rows(); ++i) {
-      for (Index j = 0; j < cols(); ++j) *target++ = convert<T>(view_(i, j));
-    }
+    copy_elements(view_, target);
   }
 
   /// The weight stored as `T`, each element rounded once; itself where `T` is `S`.

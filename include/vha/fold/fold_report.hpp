@@ -22,9 +22,16 @@ namespace detail {
 
 template <StorageScalar S>
 double rounding_error(const Weight<S>& stored, const RowMajorMatrix<double>& exact) {
-  const double largest = exact.cwiseAbs().maxCoeff();
-  if (largest == 0) return 0;
-  return (stored.template to<double>() - exact).cwiseAbs().maxCoeff() / largest;
+  double largest = 0;
+  double largest_error = 0;
+  for (Index i = 0; i < exact.rows(); ++i) {
+    for (Index j = 0; j < exact.cols(); ++j) {
+      largest = std::max(largest, std::abs(exact(i, j)));
+      largest_error =
+          std::max(largest_error, std::abs(convert<double>(stored(i, j)) - exact(i, j)));
+    }
+  }
+  return largest == 0 ? 0 : largest_error / largest;
 }
 
 }  // namespace detail
@@ -54,7 +61,8 @@ FoldReport compare_outputs(const X& expected, const Y& actual) {
     }
   }
   if (!all_finite) raise("outputs", "finite values", "an infinity or NaN");
-  const auto count = static_cast<double>(checked_product("outputs", {a.batch, a.tokens, a.channels}));
+  const auto count =
+      static_cast<double>(checked_product("outputs", {a.batch, a.tokens, a.channels}));
   report.rms_difference = count == 0 ? 0 : std::sqrt(squares / count);
   if (report.largest_output > 0) {
     report.largest_difference /= report.largest_output;
@@ -73,12 +81,14 @@ FoldReport fold_report(const Layer& layer, const Folded& folded, const X& x) {
   using To = typename Folded::Weights;
   const auto& w = layer.weights();
   if constexpr (From::has_premix && !To::has_premix) {
-    report.query_rounding = detail::rounding_error(folded.weights().query.weight,
-                                                   folded_query(w.query.weight, w.premix.maps));
+    report.query_rounding =
+        detail::rounding_error(folded.weights().query.weight,
+                               folded_query<double>("query.weight", w.query.weight, w.premix.maps));
   }
   if constexpr (From::has_postmix && !To::has_postmix) {
     report.output_rounding = detail::rounding_error(
-        folded.weights().output.weight, folded_output(w.output.weight, w.postmix.dense()));
+        folded.weights().output.weight,
+        folded_output<double>("output.weight", w.output.weight, w.postmix.dense()));
   }
   return report;
 }

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <type_traits>
 #include <utility>
 #include <vha/attention/attention.hpp>
 #include <vha/fold/fold_weights.hpp>
 
-// The fold of whole layers. A fold takes a map out of the layer's type, so folding twice, or folding
-// what the layer does not have, does not compile.
+// The fold of whole layers. A fold takes a map out of the layer's type, so folding twice, or
+// folding what the layer does not have, does not compile.
 
 namespace vha {
 
 namespace detail {
 
 template <StorageScalar To, class Layer, class Weights>
-auto layer_with(const Layer& layer, const AttentionConfig& config, Weights weights) {
+auto layer_like(const Layer&, const AttentionConfig& config, Weights weights) {
   return Attention<To, decltype(Weights::premix), decltype(Weights::postmix),
                    decltype(Weights::gate), Layer::head_dim_at_compile_time,
                    Layer::group_size_at_compile_time>(config, std::move(weights));
@@ -24,7 +25,12 @@ template <StorageScalar To, StorageScalar S>
 Linear<To> scaled(std::string_view name, const Linear<S>& linear, double scale) {
   const auto scale_one = [&](std::string_view part, const Weight<S>& weight) {
     if (weight.empty()) return Weight<To>();
-    return rounded<To>(text(name, part), weight.template to<double>() * scale);
+    const RowMajorMatrix<double> products = weight.template to<double>() * scale;
+    RowMajorMatrix<To> stored(weight.rows(), weight.cols());
+    for (Index row = 0; row < weight.rows(); ++row) {
+      store_rounded(text(name, part), &products(row, 0), weight.cols(), &stored(row, 0), row, 0);
+    }
+    return Weight<To>::own(std::move(stored));
   };
   return {scale_one(".weight", linear.weight), scale_one(".bias", linear.bias)};
 }
@@ -37,14 +43,14 @@ Linear<To> scaled(std::string_view name, const Linear<S>& linear, double scale) 
 /// layer's own by default. Throws Error where a product is not finite.
 template <class To = void, StorageScalar S, class PremixPart, class PostmixPart, class GatePart,
           int HeadDim, int GroupSize>
-auto fold_premix(
-    const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, GroupSize>& layer) {
-  static_assert(!std::same_as<PremixPart, NoPremix>,
-                "vha::fold_premix: the layer has no Premix: it was folded already, or it is a plain "
-                "GQA layer");
+auto fold_premix(const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, GroupSize>& layer) {
+  static_assert(
+      !std::same_as<PremixPart, NoPremix>,
+      "vha::fold_premix: the layer has no Premix: it was folded already, or it is a plain "
+      "GQA layer");
   using Stored = std::conditional_t<std::is_void_v<To>, S, To>;
   const auto& w = layer.weights();
-  return detail::layer_with<Stored>(
+  return detail::layer_like<Stored>(
       layer, layer.config(),
       w.template with_parts<Stored>(fold_premix<Stored>(w.query, w.premix),
                                     w.output.template cast<Stored>(), NoPremix{},
@@ -66,12 +72,29 @@ auto fold_postmix(
                 "fold; use fold_premix, and serve the layer with a separate Postmix");
   using Stored = std::conditional_t<std::is_void_v<To>, S, To>;
   const auto& w = layer.weights();
-  return detail::layer_with<Stored>(
+  return detail::layer_like<Stored>(
       layer, layer.config(),
       w.template with_parts<Stored>(w.query.template cast<Stored>(),
                                     fold_postmix<Stored>(w.output, w.postmix),
                                     w.premix.template cast<Stored>(), NoPostmix{}));
 }
+
+/// True where `fold_vha` has an answer: the layer has a map, and nothing nonlinear stands between a
+/// map and its neighbour.
+template <class Layer>
+inline constexpr bool has_full_fold = [] {
+  using W = typename Layer::Weights;
+  const auto folds = []<class Part>(std::type_identity<Part>) {
+    if constexpr (requires { typename Part::ActivationType; }) {
+      return std::same_as<typename Part::ActivationType, Identity>;
+    } else {
+      return true;
+    }
+  };
+  return (W::has_premix || W::has_postmix) && !(W::has_postmix && W::has_gate) &&
+         folds(std::type_identity<decltype(W::premix)>()) &&
+         folds(std::type_identity<decltype(W::postmix)>());
+}();
 
 /// The stock GQA layer that computes what the VHA layer does: Premix folded into W_Q, Postmix into
 /// W_O, a constant scale of the values into W_V. Keys, norms and RoPE, and the values without a
@@ -85,9 +108,10 @@ auto fold_postmix(
 template <class To = void, StorageScalar S, class PremixPart, class PostmixPart, class GatePart,
           int HeadDim, int GroupSize>
 auto fold_vha(const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, GroupSize>& layer) {
-  static_assert(!std::same_as<PremixPart, NoPremix> || !std::same_as<PostmixPart, NoPostmix>,
-                "vha::fold_vha: the layer has neither Premix nor Postmix: it was folded already, or "
-                "it is a plain GQA layer");
+  static_assert(
+      !std::same_as<PremixPart, NoPremix> || !std::same_as<PostmixPart, NoPostmix>,
+      "vha::fold_vha: the layer has neither Premix nor Postmix: it was folded already, or "
+      "it is a plain GQA layer");
   static_assert(std::same_as<PostmixPart, NoPostmix> || std::same_as<GatePart, NoGate>,
                 "vha::fold_vha: a gate stands between Postmix and W_O, so the layer has no full "
                 "fold; use fold_premix, and serve the layer with a separate Postmix");
@@ -112,7 +136,7 @@ auto fold_vha(const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, Gro
   if (config.value_scale != 1) {
     folded.value = detail::scaled<Stored>("value", w.value, std::exchange(config.value_scale, 1.0));
   }
-  return detail::layer_with<Stored>(layer, config, std::move(folded));
+  return detail::layer_like<Stored>(layer, config, std::move(folded));
 }
 
 }  // namespace vha

@@ -14,74 +14,86 @@ namespace vha {
 
 namespace detail {
 
-/// `values` in the storage scalar `To`. Throws Error where one is not finite, or becomes so.
+/// Writes `count` products, rounded, to `target`. Throws Error where one is not finite, or becomes
+/// so; the message places it at `[row, col + k]` of the weight `name`.
 template <StorageScalar To>
-Weight<To> rounded(std::string_view name, RowMajorMatrix<double> values) {
-  RowMajorMatrix<To> result(values.rows(), values.cols());
-  for (Index k = 0; k < values.size(); ++k) {
-    result.data()[k] = convert<To>(values.data()[k]);
-    if (!is_finite(result.data()[k])) {
-      raise(text("folded ", name), "finite products in the range of their stored type",
-            text(values.data()[k], " at ", shape_text(k / values.cols(), k % values.cols())));
-    }
+void store_rounded(std::string_view name, const double* products, Index count, To* target,
+                   Index row, Index col) {
+  bool all_finite = true;
+  for (Index k = 0; k < count; ++k) {
+    target[k] = convert<To>(products[k]);
+    all_finite &= is_finite(target[k]);
   }
-  return Weight<To>::own(std::move(result));
+  if (all_finite) return;
+  const Index k = std::find_if_not(target, target + count, is_finite<To>) - target;
+  raise(text("folded ", name), "finite products in the range of their stored type",
+        text(products[k], " at ", shape_text(row, col + k)));
 }
 
 }  // namespace detail
 
-/// The exact fold of Premix into rows of the query projection `[rows, H' * physical_head_dim]`, in
-/// double: `[rows, G * H' * head_dim]`, where block `g·H' + i` is W_Q^(i)·P_g.
+/// The fold of Premix into rows of the query projection `[rows, H' * physical_head_dim]`:
+/// `[rows, G * H' * head_dim]`, where block `g·H' + i` is W_Q^(i)·P_g, stored as `To`. Throws Error
+/// naming `name` where a product is not finite.
 /// Precondition: the maps have one shape, and it fits the projection.
-template <StorageScalar S, StorageScalar P>
-RowMajorMatrix<double> folded_query(const Weight<S>& query, const std::vector<Weight<P>>& maps) {
+template <StorageScalar To, StorageScalar S, StorageScalar P>
+RowMajorMatrix<To> folded_query(std::string_view name, const Weight<S>& query,
+                                const std::vector<Weight<P>>& maps) {
   const Index groups = static_cast<Index>(maps.size());
   const Index physical_head_dim = maps.front().rows();
   const Index head_dim = maps.front().cols();
   const Index heads = query.cols() / physical_head_dim;
   const Index group_width = heads * head_dim;
-  RowMajorMatrix<double> folded(query.rows(), groups * group_width);
+  RowMajorMatrix<To> folded(query.rows(), groups * group_width);
 
-  // A block of rows [rows, H' * physical_head_dim] is at the same time [rows * H', physical_head_dim],
-  // so that one product with P_g folds all its heads.
-  static constexpr Index row_block = 256;
+  // A block of rows [rows, H' * physical_head_dim] is at the same time [rows * H',
+  // physical_head_dim], so that one product with P_g folds all its heads.
+  static constexpr Index row_block = 64;
   RowMajorMatrix<double> wide(std::min(row_block, query.rows()), query.cols());
-  RowMajorMatrix<double> product(wide.rows(), group_width);
+  RowMajorMatrix<double> products(wide.rows(), group_width);
   ProductWorkspace<double> workspace;
   for (Index row = 0; row < query.rows(); row += row_block) {
     const Index rows = std::min(row_block, query.rows() - row);
-    for (Index i = 0; i < rows; ++i) {
-      for (Index j = 0; j < query.cols(); ++j) wide(i, j) = convert<double>(query(row + i, j));
-    }
-    const auto blocks = row_major_view<double>(wide.data(), rows * heads, physical_head_dim,
-                                               physical_head_dim);
+    copy_elements(query.view().block(row, 0, rows, query.cols()), wide.data());
+    const auto blocks =
+        row_major_view<double>(wide.data(), rows * heads, physical_head_dim, physical_head_dim);
     for (Index group = 0; group < groups; ++group) {
-      multiply(blocks, maps[static_cast<std::size_t>(group)].view(), product.data(), head_dim,
+      multiply(blocks, maps[static_cast<std::size_t>(group)].view(), products.data(), head_dim,
                false, workspace);
-      folded.block(row, group * group_width, rows, group_width) = product.topRows(rows);
+      for (Index i = 0; i < rows; ++i) {
+        const Index col = group * group_width;
+        detail::store_rounded(name, &products(i, 0), group_width, &folded(row + i, col), row + i,
+                              col);
+      }
     }
   }
   return folded;
 }
 
-/// The exact fold of Postmix into the output projection `[heads * head_dim, hidden]`, in double:
-/// block `j` is Σ_i M[i,j] · (block i of W_O), for M `[heads, heads]`.
-/// Precondition: the projection has a block of rows for each head.
-template <StorageScalar S>
-RowMajorMatrix<double> folded_output(const Weight<S>& output, const RowMajorMatrix<double>& mixing) {
+/// The fold of Postmix into the output projection `[heads * head_dim, hidden]`: block `j` is
+/// Σ_i M[i,j] · (block i of W_O), for M `[heads, heads]`, stored as `To`. Throws Error naming
+/// `name` where a product is not finite. Precondition: the projection has a block of rows for each
+/// head.
+template <StorageScalar To, StorageScalar S>
+RowMajorMatrix<To> folded_output(std::string_view name, const Weight<S>& output,
+                                 const RowMajorMatrix<double>& mixing) {
   const Index heads = mixing.rows();
   const Index head_dim = output.rows() / heads;
-  RowMajorMatrix<double> folded(output.rows(), output.cols());
+  RowMajorMatrix<To> folded(output.rows(), output.cols());
 
-  // Row c of every head's block, side by side, is a matrix [heads, hidden] that Mᵀ multiplies.
-  const Index head_stride = head_dim * output.view().row_stride;
+  // Row c of every head's block, one under the other, is a matrix [heads, hidden] that Mᵀ
+  // multiplies.
   const auto mixing_transposed = row_major_view(mixing.data(), heads, heads, heads).transposed();
+  RowMajorMatrix<double> products(heads, output.cols());
   ProductWorkspace<double> workspace;
   for (Index channel = 0; channel < head_dim; ++channel) {
-    const MatrixView<S> rows{output.view().address(channel, 0), heads, output.cols(), head_stride,
-                             output.view().col_stride};
-    multiply(mixing_transposed, rows, folded.data() + channel * output.cols(),
-             head_dim * output.cols(), false, workspace);
+    const MatrixView<S> rows{output.view().address(channel, 0), heads, output.cols(),
+                             head_dim * output.view().row_stride, output.view().col_stride};
+    multiply(mixing_transposed, rows, products.data(), output.cols(), false, workspace);
+    for (Index head = 0; head < heads; ++head) {
+      const Index row = head * head_dim + channel;
+      detail::store_rounded(name, &products(head, 0), output.cols(), &folded(row, 0), row, 0);
+    }
   }
   return folded;
 }
@@ -97,14 +109,15 @@ Linear<To> fold_premix(const Linear<S>& query, const Premix<S, A>& premix) {
   premix.require_shape(premix.kv_heads(), premix.maps.front().cols());
   const Index physical_head_dim = premix.physical_head_dim();
   if (physical_head_dim == 0 || query.out() % physical_head_dim != 0) {
-    raise("query.weight", text("a multiple of ", physical_head_dim, " (Premix's input width) columns"),
+    raise("query.weight",
+          text("a multiple of ", physical_head_dim, " (Premix's input width) columns"),
           shape_text(query.in(), query.out()));
   }
   Linear<To> folded;
-  folded.weight = detail::rounded<To>("query.weight", folded_query(query.weight, premix.maps));
+  folded.weight = Weight<To>::own(folded_query<To>("query.weight", query.weight, premix.maps));
   if (!query.bias.empty()) {
     require_vector("query.bias", query.bias, query.out());
-    folded.bias = detail::rounded<To>("query.bias", folded_query(query.bias, premix.maps));
+    folded.bias = Weight<To>::own(folded_query<To>("query.bias", query.bias, premix.maps));
   }
   return folded;
 }
@@ -121,7 +134,7 @@ Linear<To> fold_postmix(const Linear<S>& output, const Postmix<S, A>& postmix) {
     raise("output.weight", text("a multiple of ", postmix.a.rows(), " (query heads) rows"),
           shape_text(output.in(), output.out()));
   }
-  return {detail::rounded<To>("output.weight", folded_output(output.weight, postmix.dense())),
+  return {Weight<To>::own(folded_output<To>("output.weight", output.weight, postmix.dense())),
           output.bias.template cast<To>()};
 }
 

@@ -23,8 +23,8 @@ struct PrefillDecode {
                                            : prefill.forward(x, cache, layout);
   }
   template <Activations X, StorageScalar C, Activations Out>
-  void forward_into(const X& x, KvCache<C>& cache, Out&& out,
-                    typename Decode::Workspace& workspace, const TokenLayout& layout = {}) const {
+  void forward_into(const X& x, KvCache<C>& cache, Out&& out, typename Decode::Workspace& workspace,
+                    const TokenLayout& layout = {}) const {
     if (activations_view(x).tokens == 1) {
       decode.forward_into(x, cache, out, workspace, layout);
     } else {

@@ -10,12 +10,14 @@
 // own product allocates its packing buffers on every call and takes no misaligned or mixed-type
 // operands; this one packs both operands into the caller's buffers, converting as it packs.
 //
-//               cols ->                C is made tile by tile. A tile of `rows x cols` results stays
-//            +---------+               in registers while `depth` goes by: one packet of B times one
-//            |    B    | depth         broadcast element of A, added. Panels of A and B are packed so
+//               cols ->                C is made tile by tile. A tile of `rows x cols` results
+//               stays
+//            +---------+               in registers while `depth` goes by: one packet of B times
+//            one |    B    | depth         broadcast element of A, added. Panels of A and B are
+//            packed so
 //            +---------+               that both are read from front to back.
 //   +-----+  +--+------+
-//   |  A  |  |  |   C  | rows          
+//   |  A  |  |  |   C  | rows
 //   +-----+  +--+------+
 
 namespace vha {
@@ -56,7 +58,8 @@ void multiply_tile(Index depth, const T* a, const T* b, T* c, Index c_stride, In
   const auto each_row = [](auto&& body) {
     [&]<std::size_t... Row>(std::index_sequence<Row...>) {
       (body(std::integral_constant<std::size_t, Row>{}), ...);
-    }(std::make_index_sequence<static_cast<std::size_t>(Rows)>{});
+    }
+    (std::make_index_sequence<static_cast<std::size_t>(Rows)>{});
   };
   each_row([&](auto row) { sums[row][0] = sums[row][1] = packet::pset1<Packet>(T(0)); });
   for (Index k = 0; k < depth; ++k, a += Rows, b += Tile::cols) {
@@ -129,8 +132,8 @@ void pack_panel(const MatrixView<S>& panel, T* target) {
 /// and in the same way wherever it stands.
 /// Precondition: the sizes fit, and C overlaps neither A nor B.
 template <ComputeScalar T, StorageScalar A, StorageScalar B>
-void multiply(const MatrixView<A>& a, const MatrixView<B>& b, T* c, Index c_stride,
-              bool accumulate, ProductWorkspace<T>& workspace) {
+void multiply(const MatrixView<A>& a, const MatrixView<B>& b, T* c, Index c_stride, bool accumulate,
+              ProductWorkspace<T>& workspace) {
   using Tile = detail::ProductTile<T>;
   const auto round_up = [](Index size, Index step) { return (size + step - 1) / step * step; };
   if (a.cols == 0 && !accumulate) {

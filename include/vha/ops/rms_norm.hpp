@@ -3,6 +3,7 @@
 
 #include <Eigen/Core>
 #include <cmath>
+#include <vha/core/activations.hpp>
 #include <vha/core/weight.hpp>
 
 namespace vha {
@@ -26,6 +27,15 @@ struct RmsNorm {
       const T mean_square = x.square().sum() / static_cast<T>(channels);
       x *= scale * (T(1) / std::sqrt(mean_square + static_cast<T>(eps)));
     });
+  }
+
+  /// The normalised heads of a tensor `[batch, tokens, heads, head_dim]`. Throws Error where the
+  /// weight is of another width.
+  Tensor4<Compute<S>> operator()(Tensor4<Compute<S>> heads) const {
+    require_vector("rms_norm.weight", weight, heads.dimension(3));
+    Buffer<Compute<S>> scratch;
+    (*this)(heads_view(heads.data(), heads), scratch);
+    return heads;
   }
 };
 

@@ -6,7 +6,9 @@
 #include <span>
 #include <utility>
 #include <vector>
+#include <vha/core/activations.hpp>
 #include <vha/core/error.hpp>
+#include <vha/core/sizes.hpp>
 #include <vha/core/view.hpp>
 
 namespace vha {
@@ -22,8 +24,8 @@ using Position = std::int64_t;
 ///     x'_(i+n)    = x_(i+n) · cos + x_i · sin,  n = rotary_dim / 2
 ///
 /// (Su et al., RoFormer, arXiv 2104.09864, eq. 34, with the pairs of GPT-NeoX and Qwen). The
-/// channels after them stay. Angles are taken in double whatever `T` is, and their cosines and sines
-/// rounded once: at position 10^6 an angle in float would be wrong by 0.03 rad.
+/// channels after them stay. Angles are taken in double whatever `T` is, and their cosines and
+/// sines rounded once: at position 10^6 an angle in float would be wrong by 0.03 rad.
 template <ComputeScalar T>
 class Rope {
  public:
@@ -34,7 +36,8 @@ class Rope {
     }
     if (!is_finite(theta) || theta <= 0) raise("theta", "a positive number", text(theta));
     for (Index i = 0; i < rotary_dim; i += 2) {
-      frequencies_.push_back(std::pow(theta, -static_cast<double>(i) / static_cast<double>(rotary_dim)));
+      frequencies_.push_back(
+          std::pow(theta, -static_cast<double>(i) / static_cast<double>(rotary_dim)));
     }
   }
 
@@ -74,6 +77,20 @@ class Rope {
       angles(positions[static_cast<std::size_t>(token)], table);
       for_each_head(heads.slice(token, 1), [&](Index, T* head) { rotate(head, table); });
     }
+  }
+
+  /// The turned heads of a tensor `[batch, tokens, heads, head_dim]` at positions
+  /// `[batch, tokens]`. Throws Error where they do not fit.
+  Tensor4<T> operator()(Tensor4<T> heads, std::span<const Position> positions) const {
+    require_size("positions.size() (batch * tokens)", heads.dimension(0) * heads.dimension(1),
+                 static_cast<Index>(positions.size()));
+    if (heads.dimension(3) < rotary_dim()) {
+      raise("heads.dimension(3)", text("rotary_dim = ", rotary_dim(), " or more"),
+            text(heads.dimension(3)));
+    }
+    Buffer<T> scratch;
+    (*this)(heads_view(heads.data(), heads), positions, scratch);
+    return heads;
   }
 
  private:

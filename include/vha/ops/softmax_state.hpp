@@ -43,7 +43,8 @@ struct SoftmaxState {
     return merged;
   }
 
-  /// What the accumulated values are multiplied by at the end: 1 / sum, or 0 where nothing was seen.
+  /// What the accumulated values are multiplied by at the end: 1 / sum, or 0 where nothing was
+  /// seen.
   T normalizer() const { return empty() ? T(0) : T(1) / sum; }
 
  private:
