@@ -69,22 +69,22 @@ class CaseFile {
       }
     };
     switch (view.dtype) {
-      case Dtype::kF64:
+      case Dtype::f64:
         read(double());
         break;
-      case Dtype::kF32:
+      case Dtype::f32:
         read(float());
         break;
-      case Dtype::kF16:
+      case Dtype::f16:
         read(vha::half());
         break;
-      case Dtype::kBF16:
+      case Dtype::bf16:
         read(vha::bfloat16());
         break;
-      case Dtype::kI64:
+      case Dtype::i64:
         read(std::int64_t());
         break;
-      case Dtype::kI32:
+      case Dtype::i32:
         read(std::int32_t());
         break;
       default:

@@ -151,7 +151,7 @@ void write(const std::filesystem::path& path, const std::map<std::string, Tensor
   for (const auto& [layer, steps] : by_layer) {
     for (const auto& [name, tensor] : steps) {
       const std::string step = name == "expected.out" ? "out" : name;
-      views.push_back({layer + "." + step, vha::checkpoint::Dtype::kF64, tensor.shape,
+      views.push_back({layer + "." + step, vha::checkpoint::Dtype::f64, tensor.shape,
                        reinterpret_cast<const std::byte*>(tensor.values.data()),
                        tensor.values.size() * sizeof(double)});
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <vha/attention/attention.hpp>
+#include <vha/attention/batch_tokens.hpp>
 #include <vha/attention/batched_causal_attention.hpp>
 #include <vha/attention/causal_attention.hpp>
 #include <vha/attention/gate.hpp>

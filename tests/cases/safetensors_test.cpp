@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "vha/checkpoint/safetensors.hpp"
-
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -21,9 +19,9 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
-
-#include "vha/checkpoint/safetensors_writer.hpp"
-#include "vha/core/error.hpp"
+#include <vha/checkpoint/safetensors.hpp>
+#include <vha/checkpoint/safetensors_writer.hpp>
+#include <vha/core/error.hpp>
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define VHA_TEST_SANITIZED 1
@@ -176,7 +174,7 @@ std::ostream& operator<<(std::ostream& out, const Hostile& hostile) {
   return out << hostile.name;
 }
 
-const std::string kTensorT = "tensor \"t\"";
+const std::string in_tensor_t = "tensor \"t\"";
 
 /// A file whose only tensor "t" has this JSON value.
 std::string tensor_file(const std::string& value, std::size_t data_bytes) {
@@ -233,13 +231,13 @@ std::vector<Hostile> hostile_files() {
       {"OverlongUtf8Name", file_of("\"\xC0\xAF\":{}", 0), {"header", "UTF-8"}},
       {"Utf8Surrogate", file_of("\"\xED\xA0\x80\":{}", 0), {"header", "UTF-8"}},
       {"LoneSurrogateEscape", file_of(R"("\ud800":{})", 0), {"header", "surrogate"}},
-      {"InvalidUtf8InTensor", tensor_file(with_dtype("\"\xFF\""), 4), {kTensorT, "UTF-8"}},
-      {"NumberTooLarge", tensor_file(with_shape("[1e999]"), 4), {kTensorT, "valid JSON"}},
-      {"LongToken", tensor_file("\"" + long_name + "\xFF\"", 4), {kTensorT, "UTF-8"}},
-      {"NestedArrays", tensor_file(nested("[", "]"), 0), {kTensorT, "an array"}},
-      {"NestedObjects", tensor_file(nested("{\"k\":", "}"), 0), {kTensorT, "\"k\""}},
-      {"NestedInShape", tensor_file(with_shape(nested("[", "]")), 4), {kTensorT, "shape"}},
-      {"NestedInOffsets", tensor_file(with_offsets(nested("[", "]")), 4), {kTensorT, "offsets"}},
+      {"InvalidUtf8InTensor", tensor_file(with_dtype("\"\xFF\""), 4), {in_tensor_t, "UTF-8"}},
+      {"NumberTooLarge", tensor_file(with_shape("[1e999]"), 4), {in_tensor_t, "valid JSON"}},
+      {"LongToken", tensor_file("\"" + long_name + "\xFF\"", 4), {in_tensor_t, "UTF-8"}},
+      {"NestedArrays", tensor_file(nested("[", "]"), 0), {in_tensor_t, "an array"}},
+      {"NestedObjects", tensor_file(nested("{\"k\":", "}"), 0), {in_tensor_t, "\"k\""}},
+      {"NestedInShape", tensor_file(with_shape(nested("[", "]")), 4), {in_tensor_t, "shape"}},
+      {"NestedInOffsets", tensor_file(with_offsets(nested("[", "]")), 4), {in_tensor_t, "offsets"}},
       {"NestedInMetadata",
        file_of(R"("__metadata__":{"k":)" + nested("[", "]") + "}", 0),
        {"__metadata__", "\"k\"", "a string"}},
@@ -254,13 +252,13 @@ std::vector<Hostile> hostile_files() {
        {"tensor \"a\"", "two"}},
       {"TwinDtype",
        tensor_file(R"({"dtype":"U8","dtype":"U8","shape":[4],"data_offsets":[0,4]})", 4),
-       {kTensorT, "dtype", "two"}},
+       {in_tensor_t, "dtype", "two"}},
       {"TwinShape",
        tensor_file(R"({"dtype":"U8","shape":[4],"shape":[4],"data_offsets":[0,4]})", 4),
-       {kTensorT, "shape", "two"}},
+       {in_tensor_t, "shape", "two"}},
       {"TwinOffsets",
        tensor_file(R"({"dtype":"U8","shape":[4],"data_offsets":[0,4],"data_offsets":[0,4]})", 4),
-       {kTensorT, "data_offsets", "two"}},
+       {in_tensor_t, "data_offsets", "two"}},
       {"TwinMetadata",
        file_of(R"("__metadata__":{},"__metadata__":{})", 0),
        {"__metadata__", "two"}},
@@ -269,10 +267,16 @@ std::vector<Hostile> hostile_files() {
        {"__metadata__", "\"k\"", "two"}},
       {"UnknownKey",
        tensor_file(R"({"dtype":"U8","shape":[4],"data_offsets":[0,4],"scale":1})", 4),
-       {kTensorT, "\"scale\""}},
-      {"NoDtype", tensor_file(R"({"shape":[4],"data_offsets":[0,4]})", 4), {kTensorT, "no dtype"}},
-      {"NoShape", tensor_file(R"({"dtype":"U8","data_offsets":[0,4]})", 4), {kTensorT, "no shape"}},
-      {"NoOffsets", tensor_file(R"({"dtype":"U8","shape":[4]})", 4), {kTensorT, "no data_offsets"}},
+       {in_tensor_t, "\"scale\""}},
+      {"NoDtype",
+       tensor_file(R"({"shape":[4],"data_offsets":[0,4]})", 4),
+       {in_tensor_t, "no dtype"}},
+      {"NoShape",
+       tensor_file(R"({"dtype":"U8","data_offsets":[0,4]})", 4),
+       {in_tensor_t, "no shape"}},
+      {"NoOffsets",
+       tensor_file(R"({"dtype":"U8","shape":[4]})", 4),
+       {in_tensor_t, "no data_offsets"}},
       // What one tensor gives must not serve the next.
       {"NoDtypeInSecond",
        file_of(a04 + R"(,"b":{"shape":[4],"data_offsets":[4,8]})", 8),
@@ -285,85 +289,93 @@ std::vector<Hostile> hostile_files() {
        {"tensor \"b\"", "no data_offsets"}},
 
       // Types of values.
-      {"TensorIsNull", tensor_file("null", 0), {kTensorT, "null"}},
-      {"TensorIsString", tensor_file("\"U8\"", 0), {kTensorT, "U8"}},
-      {"TensorIsNumber", tensor_file("4", 0), {kTensorT, "4"}},
-      {"TensorIsBool", tensor_file("true", 0), {kTensorT, "true"}},
+      {"TensorIsNull", tensor_file("null", 0), {in_tensor_t, "null"}},
+      {"TensorIsString", tensor_file("\"U8\"", 0), {in_tensor_t, "U8"}},
+      {"TensorIsNumber", tensor_file("4", 0), {in_tensor_t, "4"}},
+      {"TensorIsBool", tensor_file("true", 0), {in_tensor_t, "true"}},
       {"MetadataIsNull", file_of(R"("__metadata__":null)", 0), {"__metadata__", "null"}},
       {"MetadataIsString", file_of(R"("__metadata__":"pt")", 0), {"__metadata__", "pt"}},
       {"MetadataNumber", file_of(R"("__metadata__":{"k":1})", 0), {"__metadata__", "\"k\""}},
       {"MetadataObject", file_of(R"("__metadata__":{"k":{}})", 0), {"__metadata__", "\"k\""}},
-      {"DtypeNumber", tensor_file(with_dtype("4"), 4), {kTensorT, "dtype", "a string"}},
-      {"DtypeNull", tensor_file(with_dtype("null"), 4), {kTensorT, "dtype", "null"}},
-      {"DtypeUnknown", tensor_file(with_dtype("\"F4\""), 4), {kTensorT, "dtype", "\"F4\""}},
-      {"DtypeLowerCase", tensor_file(with_dtype("\"u8\""), 4), {kTensorT, "dtype", "\"u8\""}},
-      {"DtypeEmpty", tensor_file(with_dtype("\"\""), 4), {kTensorT, "dtype", "\"\""}},
-      {"ShapeNumber", tensor_file(with_shape("4"), 4), {kTensorT, "shape", "4"}},
-      {"ShapeString", tensor_file(with_shape("\"4\""), 4), {kTensorT, "shape", "4"}},
-      {"ShapeOfStrings", tensor_file(with_shape("[\"4\"]"), 4), {kTensorT, "shape", "4"}},
-      {"ShapeNegative", tensor_file(with_shape("[-4]"), 4), {kTensorT, "shape", "-4"}},
-      {"ShapeTwoNegatives", tensor_file(with_shape("[-2,-2]"), 4), {kTensorT, "shape", "-2"}},
-      {"ShapeFraction", tensor_file(with_shape("[4.0]"), 4), {kTensorT, "shape", "4.0"}},
-      {"ShapeBool", tensor_file(with_shape("[true,4]"), 4), {kTensorT, "shape", "true"}},
+      {"DtypeNumber", tensor_file(with_dtype("4"), 4), {in_tensor_t, "dtype", "a string"}},
+      {"DtypeNull", tensor_file(with_dtype("null"), 4), {in_tensor_t, "dtype", "null"}},
+      {"DtypeUnknown", tensor_file(with_dtype("\"F4\""), 4), {in_tensor_t, "dtype", "\"F4\""}},
+      {"DtypeLowerCase", tensor_file(with_dtype("\"u8\""), 4), {in_tensor_t, "dtype", "\"u8\""}},
+      {"DtypeEmpty", tensor_file(with_dtype("\"\""), 4), {in_tensor_t, "dtype", "\"\""}},
+      {"ShapeNumber", tensor_file(with_shape("4"), 4), {in_tensor_t, "shape", "4"}},
+      {"ShapeString", tensor_file(with_shape("\"4\""), 4), {in_tensor_t, "shape", "4"}},
+      {"ShapeOfStrings", tensor_file(with_shape("[\"4\"]"), 4), {in_tensor_t, "shape", "4"}},
+      {"ShapeNegative", tensor_file(with_shape("[-4]"), 4), {in_tensor_t, "shape", "-4"}},
+      {"ShapeTwoNegatives", tensor_file(with_shape("[-2,-2]"), 4), {in_tensor_t, "shape", "-2"}},
+      {"ShapeFraction", tensor_file(with_shape("[4.0]"), 4), {in_tensor_t, "shape", "4.0"}},
+      {"ShapeBool", tensor_file(with_shape("[true,4]"), 4), {in_tensor_t, "shape", "true"}},
       {"Shape63Bits",
        tensor_file(with_shape("[0,9223372036854775808]"), 0),
-       {kTensorT, "shape", "9223372036854775808"}},
-      {"OffsetsNumber", tensor_file(with_offsets("4"), 4), {kTensorT, "data_offsets", "4"}},
-      {"OffsetsObject", tensor_file(with_offsets("{}"), 4), {kTensorT, "data_offsets", "object"}},
-      {"OffsetsNone", tensor_file(with_offsets("[]"), 4), {kTensorT, "data_offsets", "0 of them"}},
-      {"OffsetsOne", tensor_file(with_offsets("[4]"), 4), {kTensorT, "data_offsets", "1 of them"}},
+       {in_tensor_t, "shape", "9223372036854775808"}},
+      {"OffsetsNumber", tensor_file(with_offsets("4"), 4), {in_tensor_t, "data_offsets", "4"}},
+      {"OffsetsObject",
+       tensor_file(with_offsets("{}"), 4),
+       {in_tensor_t, "data_offsets", "object"}},
+      {"OffsetsNone",
+       tensor_file(with_offsets("[]"), 4),
+       {in_tensor_t, "data_offsets", "0 of them"}},
+      {"OffsetsOne",
+       tensor_file(with_offsets("[4]"), 4),
+       {in_tensor_t, "data_offsets", "1 of them"}},
       {"OffsetsThree",
        tensor_file(with_offsets("[0,4,4]"), 4),
-       {kTensorT, "data_offsets", "more than two"}},
+       {in_tensor_t, "data_offsets", "more than two"}},
       {"OffsetsReversed",
        tensor_file(with_offsets("[4,0]"), 4),
-       {kTensorT, "data_offsets", "[4, 0]"}},
-      {"OffsetsNegative", tensor_file(with_offsets("[-4,0]"), 4), {kTensorT, "data_offsets", "-4"}},
+       {in_tensor_t, "data_offsets", "[4, 0]"}},
+      {"OffsetsNegative",
+       tensor_file(with_offsets("[-4,0]"), 4),
+       {in_tensor_t, "data_offsets", "-4"}},
       {"OffsetsFraction",
        tensor_file(with_offsets("[0,4.0]"), 4),
-       {kTensorT, "data_offsets", "4.0"}},
+       {in_tensor_t, "data_offsets", "4.0"}},
       {"OffsetsExponent",
        tensor_file(with_offsets("[0,4e0]"), 4),
-       {kTensorT, "data_offsets", "4e0"}},
+       {in_tensor_t, "data_offsets", "4e0"}},
       {"OffsetsPast64Bits",
        tensor_file(with_offsets("[0,18446744073709551620]"), 4),
-       {kTensorT, "data_offsets", "18446744073709551620"}},
+       {in_tensor_t, "data_offsets", "18446744073709551620"}},
 
       // Sizes.
       {"SizeTooLarge",
        tensor_file(with_shape("[5]"), 4),
-       {kTensorT, "5 bytes for U8 [5]", "4 bytes"}},
+       {in_tensor_t, "5 bytes for U8 [5]", "4 bytes"}},
       {"SizeTooSmall",
        tensor_file(with_shape("[3]"), 4),
-       {kTensorT, "3 bytes for U8 [3]", "4 bytes"}},
+       {in_tensor_t, "3 bytes for U8 [3]", "4 bytes"}},
       {"SizeOfDtype",
        tensor_file(R"({"dtype":"F32","shape":[2],"data_offsets":[0,4]})", 4),
-       {kTensorT, "8 bytes for F32 [2]", "4 bytes"}},
+       {in_tensor_t, "8 bytes for F32 [2]", "4 bytes"}},
       {"SizeOfScalar",
        tensor_file(R"({"dtype":"F32","shape":[],"data_offsets":[0,0]})", 0),
-       {kTensorT, "4 bytes for F32 []", "0 bytes"}},
+       {in_tensor_t, "4 bytes for F32 []", "0 bytes"}},
       {"SizeOverflow",
        tensor_file(R"({"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,0]})", 0),
-       {kTensorT, "63 bits", "[4294967296, 4294967296]"}},
+       {in_tensor_t, "63 bits", "[4294967296, 4294967296]"}},
       {"SizeOverflowByDtype",
        tensor_file(R"({"dtype":"F64","shape":[2305843009213693952],"data_offsets":[0,0]})", 0),
-       {kTensorT, "63 bits", "2305843009213693952"}},
+       {in_tensor_t, "63 bits", "2305843009213693952"}},
       {"SizeOverflowThenZero",
        tensor_file(R"({"dtype":"U8","shape":[4294967296,4294967296,0],"data_offsets":[0,0]})", 0),
-       {kTensorT, "63 bits"}},
+       {in_tensor_t, "63 bits"}},
       {"SizeOverflowAfterZero",
        tensor_file(R"({"dtype":"U8","shape":[0,4294967296,4294967296],"data_offsets":[0,0]})", 0),
-       {kTensorT, "63 bits"}},
+       {in_tensor_t, "63 bits"}},
       {"OffsetsFarPastFile",
        tensor_file(R"({"dtype":"U8","shape":[9223372036854775807],)"
                    R"("data_offsets":[0,9223372036854775807]})",
                    4),
-       {kTensorT, "4 bytes after the header", "9223372036854775807"}},
+       {in_tensor_t, "4 bytes after the header", "9223372036854775807"}},
       {"OffsetsNear64Bits",
        tensor_file(R"({"dtype":"U8","shape":[4],)"
                    R"("data_offsets":[18446744073709551608,18446744073709551612]})",
                    4),
-       {kTensorT, "a hole"}},
+       {in_tensor_t, "a hole"}},
 
       // Tiling.
       {"SameBytes", file_of(a04 + "," + b04, 4), {"tensor \"b\"", "an overlap"}},
@@ -446,7 +458,7 @@ TEST(SafetensorsFile, ListsTensorsByOffsetWhateverTheOrderOfTheHeader) {
   EXPECT_EQ(data_of(file.at("m")), "mm");
   EXPECT_EQ(data_of(file.at("a")), "aaaa");
   EXPECT_EQ(data_of(file.at("z")), "zzz");
-  EXPECT_EQ(file.at("a").dtype, Dtype::kI8);
+  EXPECT_EQ(file.at("a").dtype, Dtype::i8);
   EXPECT_EQ(file.at("a").shape, (std::vector<std::int64_t>{1, 4}));
   EXPECT_EQ(file.metadata(), (Metadata{{"format", "pt"}, {"empty", ""}}));
 }
@@ -559,9 +571,9 @@ TEST(SafetensorsFile, KnowsEveryElementType) {
     EXPECT_EQ(vha::checkpoint::dtype_name(file.at("t").dtype), name);
     EXPECT_EQ(vha::checkpoint::dtype_size(file.at("t").dtype), size);
   }
-  EXPECT_EQ(vha::checkpoint::parse_dtype("BF16"), Dtype::kBF16);
-  EXPECT_EQ(vha::checkpoint::parse_dtype("F8_E4M3"), Dtype::kF8E4M3);
-  EXPECT_EQ(vha::checkpoint::parse_dtype("F64"), Dtype::kF64);
+  EXPECT_EQ(vha::checkpoint::parse_dtype("BF16"), Dtype::bf16);
+  EXPECT_EQ(vha::checkpoint::parse_dtype("F8_E4M3"), Dtype::f8_e4m3);
+  EXPECT_EQ(vha::checkpoint::parse_dtype("F64"), Dtype::f64);
   EXPECT_EQ(vha::checkpoint::parse_dtype("F"), std::nullopt);
 }
 
@@ -620,7 +632,7 @@ TEST(WriteSafetensors, WritesTheseBytes) {
   const TempFolder folder;
   const fs::path path = folder.path() / "m.safetensors";
   write_safetensors(
-      path, std::vector{view("b", Dtype::kU8, {1, 3}, "bbb"), view("a", Dtype::kBF16, {}, "aa")},
+      path, std::vector{view("b", Dtype::u8, {1, 3}, "bbb"), view("a", Dtype::bf16, {}, "aa")},
       {{"format", "pt"}, {"a", "\""}});
   std::string header = R"({"__metadata__":{"a":"\"","format":"pt"},)"
                        R"("a":{"dtype":"BF16","shape":[],"data_offsets":[0,2]},)"
@@ -636,9 +648,9 @@ TEST(WriteSafetensors, RoundTrips) {
   for (std::size_t extra = 0; extra < 8; ++extra) {
     const std::string odd = "\xC3\xBC\"\\\n" + std::string(1, '\0') + std::string(extra, 'n');
     const std::vector<TensorView> tensors = {
-        view("wide", Dtype::kF64, {1, 2}, "0123456789abcdef"), view(odd, Dtype::kF32, {1}, "wxyz"),
-        view("empty", Dtype::kF32, {3, 0, 2}, {}), view("", Dtype::kI16, {}, "ij"),
-        view("flags", Dtype::kBool, {3}, std::string_view("\0\1\0", 3))};
+        view("wide", Dtype::f64, {1, 2}, "0123456789abcdef"), view(odd, Dtype::f32, {1}, "wxyz"),
+        view("empty", Dtype::f32, {3, 0, 2}, {}), view("", Dtype::i16, {}, "ij"),
+        view("flags", Dtype::boolean, {3}, std::string_view("\0\1\0", 3))};
     const Metadata metadata = {{"format", "pt"}, {odd, odd}, {"", ""}};
     const fs::path path = folder.path() / "m";
     write_safetensors(path, tensors, metadata);
@@ -668,9 +680,9 @@ TEST(WriteSafetensors, AlignsEveryTensorForItsType) {
   const TempFolder folder;
   const fs::path path = folder.path() / "m";
   write_safetensors(
-      path, std::vector{view("a", Dtype::kU8, {3}, "aaa"), view("b", Dtype::kF32, {1}, "bbbb"),
-                        view("c", Dtype::kBF16, {1}, "cc"), view("d", Dtype::kF64, {1}, "dddddddd"),
-                        view("e", Dtype::kI32, {1}, "eeee")});
+      path, std::vector{view("a", Dtype::u8, {3}, "aaa"), view("b", Dtype::f32, {1}, "bbbb"),
+                        view("c", Dtype::bf16, {1}, "cc"), view("d", Dtype::f64, {1}, "dddddddd"),
+                        view("e", Dtype::i32, {1}, "eeee")});
   const SafetensorsFile file(path);
   std::string names;
   for (const TensorView& tensor : file.tensors()) {
@@ -694,9 +706,9 @@ TEST(WriteSafetensors, WritesNoTensorsAtAll) {
 TEST(WriteSafetensors, ReplacesAFileThatItReadsFrom) {
   const TempFolder folder;
   const fs::path path = folder.path() / "m";
-  write_safetensors(path, std::vector{view("t", Dtype::kU8, {4}, "1111")});
+  write_safetensors(path, std::vector{view("t", Dtype::u8, {4}, "1111")});
   const SafetensorsFile old(path);
-  write_safetensors(path, std::vector{old.at("t"), view("u", Dtype::kU8, {4}, "2222")});
+  write_safetensors(path, std::vector{old.at("t"), view("u", Dtype::u8, {4}, "2222")});
   EXPECT_EQ(data_of(old.at("t")), "1111");
   EXPECT_EQ(old.find("u"), nullptr);
   const SafetensorsFile now(path);
@@ -725,7 +737,7 @@ TEST(WriteSafetensors, GetsPastATemporaryFileLeftByAKilledProcess) {
     folder.add(names.back(), "left");
   }
   std::sort(names.begin(), names.end());
-  write_safetensors(folder.path() / "m", std::vector{view("t", Dtype::kU8, {4}, "1111")});
+  write_safetensors(folder.path() / "m", std::vector{view("t", Dtype::u8, {4}, "1111")});
   EXPECT_EQ(data_of(SafetensorsFile(folder.path() / "m").at("t")), "1111");
   EXPECT_EQ(folder.names(), names);
   for (const std::string& name : names) {
@@ -747,26 +759,26 @@ TEST(WriteSafetensors, RefusesBadTensorsAndLeavesTheEarlierFile) {
     Metadata metadata;
   };
   const std::string not_utf8 = "\xC3\x28";
-  TensorView null_data = view("t", Dtype::kU8, {4}, "1111");
+  TensorView null_data = view("t", Dtype::u8, {4}, "1111");
   null_data.data = nullptr;
   const std::vector<Bad> table = {
       {"tensor \"t\": expected a name of its own, got two",
-       {view("t", Dtype::kU8, {1}, "1"), view("s", Dtype::kU8, {1}, "1"),
-        view("t", Dtype::kF32, {1}, "1111")},
+       {view("t", Dtype::u8, {1}, "1"), view("s", Dtype::u8, {1}, "1"),
+        view("t", Dtype::f32, {1}, "1111")},
        {}},
       {"tensor \"__metadata__\": expected a name of its own, got a reserved one",
-       {view("__metadata__", Dtype::kU8, {1}, "1")},
+       {view("__metadata__", Dtype::u8, {1}, "1")},
        {}},
       {"tensor \"t\": expected 8 bytes for F32 [2], got 7",
-       {view("t", Dtype::kF32, {2}, "1234567")},
+       {view("t", Dtype::f32, {2}, "1234567")},
        {}},
       {"tensor \"t\": expected 8 bytes for F32 [2], got 9",
-       {view("t", Dtype::kF32, {2}, "123456789")},
+       {view("t", Dtype::f32, {2}, "123456789")},
        {}},
-      {"U8 [-2, -2]", {view("t", Dtype::kU8, {-2, -2}, "1111")}, {}},
-      {"U8 [4294967296, 4294967296]", {view("t", Dtype::kU8, {4294967296, 4294967296}, {})}, {}},
+      {"U8 [-2, -2]", {view("t", Dtype::u8, {-2, -2}, "1111")}, {}},
+      {"U8 [4294967296, 4294967296]", {view("t", Dtype::u8, {4294967296, 4294967296}, {})}, {}},
       {"tensor \"t\": expected data, got a null pointer", {null_data}, {}},
-      {"expected valid UTF-8", {view(not_utf8, Dtype::kU8, {1}, "1")}, {}},
+      {"expected valid UTF-8", {view(not_utf8, Dtype::u8, {1}, "1")}, {}},
       {"__metadata__: expected valid UTF-8", {}, {{"k", not_utf8}}},
       {"__metadata__: expected valid UTF-8", {}, {{not_utf8, "v"}}},
   };
@@ -787,7 +799,7 @@ TEST(WriteSafetensors, FailsMidwayWithoutATrace) {
   const TempFolder folder;
   const fs::path path = folder.add("m", "earlier");
   const std::string data(1 << 16, 'x');
-  const std::vector<TensorView> tensors = {view("t", Dtype::kU8, {1 << 16}, data)};
+  const std::vector<TensorView> tensors = {view("t", Dtype::u8, {1 << 16}, data)};
   const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
   std::string message;
   {
@@ -840,7 +852,7 @@ TEST(WriteSafetensors, WritesBesideABareName) {
   const TempFolder folder;
   const fs::path before = fs::current_path();
   fs::current_path(folder.path());
-  write_safetensors("m", std::vector{view("t", Dtype::kU8, {1}, "1")});
+  write_safetensors("m", std::vector{view("t", Dtype::u8, {1}, "1")});
   fs::current_path(before);
   EXPECT_EQ(folder.names(), std::vector<std::string>{"m"});
   EXPECT_EQ(data_of(SafetensorsFile(folder.path() / "m").at("t")), "1");

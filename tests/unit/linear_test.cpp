@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -44,7 +45,8 @@ double error(const RowMajorMatrix<T>& y, const RowMajorMatrix<X>& x, const Linea
                vha::convert<double>(linear.weight(k, j));
       }
       const double difference = static_cast<double>(std::abs(sum - y(i, j)));
-      largest = difference <= largest ? largest : difference;  // a NaN gets through
+      if (std::isnan(difference)) return difference;
+      largest = std::max(largest, difference);
     }
   }
   return largest;

@@ -6,9 +6,9 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+#include <vha/attention/batch_tokens.hpp>
 #include <vha/attention/causal_attention.hpp>
 #include <vha/attention/kv_cache.hpp>
-#include <vha/attention/token_layout.hpp>
 #include <vha/attention/trace.hpp>
 #include <vha/attention/weights.hpp>
 #include <vha/core/activations.hpp>
@@ -24,13 +24,7 @@ struct AttentionWorkspace {
   Buffer<T> x, y, physical, query, key, value, heads, gate, scratch;
   std::optional<KvCache<T>> kv_cache;  // of a forward that was given none
 
-  /// A real token of the batch.
-  struct Token {
-    Index row;     ///< sequence
-    Index index;   ///< place in the batch's row, padding counted
-    Index offset;  ///< place among the row's new tokens
-  };
-  std::vector<Token> tokens;
+  std::vector<detail::BatchToken> tokens;
   std::vector<Position> positions;
 };
 
@@ -111,7 +105,6 @@ class Attention {
   // Tokens of a batch that go through the projections together: enough that packing the weights is
   // cheap beside the products, few enough that the working memory stays small.
   static constexpr Index token_block = 512;
-  using TokenSpan = std::span<const typename Workspace::Token>;
 
   static const AttentionConfig& validated(const AttentionConfig& config) {
     config.validate();
@@ -194,93 +187,34 @@ class Attention {
   template <class X, class C, class Out>
   void run_with(const ActivationsView<X>& x, KvCache<C>& cache, const ActivationsView<Out>& out,
                 Workspace& workspace, const TokenLayout& layout, AttentionTrace<T>* trace) const {
-    list_tokens(x.batch, x.tokens, cache, layout, workspace);
+    detail::list_tokens(x.batch, x.tokens, cache, layout, workspace.tokens, workspace.positions);
     const auto each_block = [&](auto&& body) {
       const auto count = static_cast<Index>(workspace.tokens.size());
       for (Index first = 0; first < count; first += token_block) {
         const auto size = static_cast<std::size_t>(std::min(token_block, count - first));
         const auto start = static_cast<std::size_t>(first);
-        body(TokenSpan(workspace.tokens).subspan(start, size),
+        body(detail::BatchTokens(workspace.tokens).subspan(start, size),
              std::span<const Position>(workspace.positions).subspan(start, size));
       }
     };
-    each_block([&](TokenSpan tokens, std::span<const Position> positions) {
-      cache_block(gather(x, tokens, workspace), tokens, positions, cache, workspace, trace);
+    each_block([&](detail::BatchTokens tokens, std::span<const Position> positions) {
+      cache_block(detail::gather<T>(x, tokens, workspace.x), tokens, positions, cache, workspace,
+                  trace);
     });
-    zero_padding(out, layout);
-    each_block([&](TokenSpan tokens, std::span<const Position> positions) {
-      attend_block(gather(x, tokens, workspace), tokens, positions, cache, workspace, trace);
-      scatter(tokens, workspace, out);
+    detail::zero_padding(out, layout);
+    each_block([&](detail::BatchTokens tokens, std::span<const Position> positions) {
+      const T* const y = attend_block(detail::gather<T>(x, tokens, workspace.x), tokens, positions,
+                                      cache, workspace, trace);
+      detail::scatter(y, tokens, out);
     });
     for (Index row = 0; row < x.batch; ++row) cache.commit(row, layout.length(row, x.tokens));
   }
 
-  /// Lists the real tokens, row by row, with their positions.
-  template <class C>
-  static void list_tokens(Index batch, Index tokens, const KvCache<C>& cache,
-                          const TokenLayout& layout, Workspace& workspace) {
-    workspace.tokens.clear();
-    workspace.positions.clear();
-    for (Index row = 0; row < batch; ++row) {
-      const auto given = layout.row_positions(row, tokens);
-      const Position next = cache.next_position(row);
-      for (Index k = 0; k < layout.length(row, tokens); ++k) {
-        workspace.tokens.push_back({row, layout.first(row, tokens) + k, k});
-        workspace.positions.push_back(given.empty() ? next + k
-                                                    : given[static_cast<std::size_t>(k)]);
-      }
-    }
-  }
-
-  /// The block's activations, `[tokens, hidden]`.
-  template <class X>
-  MatrixView<T> gather(const ActivationsView<X>& x, TokenSpan tokens, Workspace& workspace) const {
-    const auto count = static_cast<Index>(tokens.size());
-    T* target = workspace.x.reserve(count * x.channels);
-    const T* const start = target;
-    for (const auto& token : tokens) {
-      for (Index c = 0; c < x.channels; ++c) {
-        *target++ = convert<T>(std::remove_const_t<X>(x(token.row, token.index, c)));
-      }
-    }
-    return row_major_view(start, count, x.channels, x.channels);
-  }
-
-  template <class Out>
-  static void scatter(TokenSpan tokens, Workspace& workspace, const ActivationsView<Out>& out) {
-    const T* source = workspace.y.reserve(0);
-    for (const auto& token : tokens) {
-      for (Index c = 0; c < out.channels; ++c) {
-        out(token.row, token.index, c) = convert<Out>(*source++);
-      }
-    }
-  }
-
-  template <class Out>
-  static void zero_padding(const ActivationsView<Out>& out, const TokenLayout& layout) {
-    for (Index row = 0; row < out.batch; ++row) {
-      const Index first = layout.first(row, out.tokens);
-      const Index end = first + layout.length(row, out.tokens);
-      for (Index token = 0; token < out.tokens; ++token) {
-        if (token >= first && token < end) continue;
-        for (Index c = 0; c < out.channels; ++c) out(row, token, c) = convert<Out>(T(0));
-      }
-    }
-  }
-
-  /// Calls `body(row, first, count)` for each run of the block's tokens that is of one row.
-  template <class Body>
-  static void for_each_row(TokenSpan tokens, Body&& body) {
-    for (std::size_t first = 0, end = 0; first < tokens.size(); first = end) {
-      while (end < tokens.size() && tokens[end].row == tokens[first].row) ++end;
-      body(tokens[first].row, static_cast<Index>(first), static_cast<Index>(end - first));
-    }
-  }
-
   /// Writes the block's keys and values behind the ends of the cache's sequences.
   template <class C>
-  void cache_block(const MatrixView<T>& x, TokenSpan tokens, std::span<const Position> positions,
-                   KvCache<C>& cache, Workspace& workspace, AttentionTrace<T>* trace) const {
+  void cache_block(const MatrixView<T>& x, detail::BatchTokens tokens,
+                   std::span<const Position> positions, KvCache<C>& cache, Workspace& workspace,
+                   AttentionTrace<T>* trace) const {
     const Index width = config_.kv_width();
     T* const key = workspace.key.reserve(x.rows * width);
     T* const value = workspace.value.reserve(x.rows * width);
@@ -294,10 +228,10 @@ class Attention {
       for (Index k = 0; k < x.rows * width; ++k) value[k] *= scale;
     }
     if (trace != nullptr) {
-      record(trace->k_rotated, keys, tokens);
-      record(trace->v, values, tokens);
+      detail::record_heads(trace->k_rotated, keys, tokens);
+      detail::record_heads(trace->v, values, tokens);
     }
-    for_each_row(tokens, [&](Index row, Index first, Index count) {
+    detail::for_each_row(tokens, [&](Index row, Index first, Index count) {
       cache.template write<T>(
           row, tokens[static_cast<std::size_t>(first)].offset, keys.slice(first, count),
           values.slice(first, count),
@@ -305,20 +239,21 @@ class Attention {
     });
   }
 
-  /// Computes the block's outputs, `[tokens, hidden]`, in `workspace.y`.
+  /// The block's outputs, `[tokens, hidden]`.
   template <class C>
-  void attend_block(const MatrixView<T>& x, TokenSpan tokens, std::span<const Position> positions,
-                    KvCache<C>& cache, Workspace& workspace, AttentionTrace<T>* trace) const {
+  const T* attend_block(const MatrixView<T>& x, detail::BatchTokens tokens,
+                        std::span<const Position> positions, KvCache<C>& cache,
+                        Workspace& workspace, AttentionTrace<T>* trace) const {
     const auto query = project_query(x, tokens, workspace, trace);
     norm_and_rope(weights_.q_norm, query, positions, workspace);
-    if (trace != nullptr) record(trace->q_rotated, query, tokens);
+    if (trace != nullptr) detail::record_heads(trace->q_rotated, query, tokens);
 
     const Index width = config_.query_width();
     T* const mixed = workspace.heads.reserve(x.rows * width);
     const auto heads =
         token_major_heads(mixed, x.rows, config_.kv_heads, config_.group_size(), config_.head_dim);
-    for_each_row(tokens, [&](Index row, Index first, Index count) {
-      const Index uncommitted = cached_by(row, workspace);
+    detail::for_each_row(tokens, [&](Index row, Index first, Index count) {
+      const Index uncommitted = detail::tokens_of(row, workspace.tokens);
       causal_attention<HeadDim, GroupSize, T>(
           HeadsView<const T>(query.slice(first, count)), cache.keys(row, uncommitted),
           cache.values(row, uncommitted),
@@ -326,21 +261,22 @@ class Attention {
           cache.positions(row, uncommitted), {config_.softmax_scale(), {config_.window}},
           heads.slice(first, count), workspace.core);
     });
-    if (trace != nullptr) record(trace->heads, heads, tokens);
+    if (trace != nullptr) detail::record_heads(trace->heads, heads, tokens);
 
     if constexpr (Weights::has_postmix) weights_.postmix(heads, workspace.scratch);
-    if (trace != nullptr) record(trace->heads_mixed, heads, tokens);
+    if (trace != nullptr) detail::record_heads(trace->heads_mixed, heads, tokens);
     if constexpr (Weights::has_gate) {
       weights_.gate(x, mixed, workspace.gate.reserve(x.rows * width), workspace.core.product);
     }
-    weights_.output(row_major_view(static_cast<const T*>(mixed), x.rows, width, width),
-                    workspace.y.reserve(x.rows * config_.hidden), config_.hidden,
-                    workspace.core.product);
+    T* const y = workspace.y.reserve(x.rows * config_.hidden);
+    weights_.output(row_major_view(static_cast<const T*>(mixed), x.rows, width, width), y,
+                    config_.hidden, workspace.core.product);
+    return y;
   }
 
   /// The virtual query heads before norm and RoPE.
-  HeadsView<T> project_query(const MatrixView<T>& x, TokenSpan tokens, Workspace& workspace,
-                             AttentionTrace<T>* trace) const {
+  HeadsView<T> project_query(const MatrixView<T>& x, detail::BatchTokens tokens,
+                             Workspace& workspace, AttentionTrace<T>* trace) const {
     const Index group_size = config_.group_size();
     T* const query = workspace.query.reserve(x.rows * config_.query_width());
     HeadsView<T> heads;
@@ -350,8 +286,9 @@ class Attention {
       T* const physical = workspace.physical.reserve(x.rows * physical_width);
       weights_.query(x, physical, physical_width, workspace.core.product);
       if (trace != nullptr) {
-        record(trace->q_physical,
-               token_major_heads(physical, x.rows, 1, group_size, physical_head_dim), tokens);
+        detail::record_heads(trace->q_physical,
+                             token_major_heads(physical, x.rows, 1, group_size, physical_head_dim),
+                             tokens);
       }
       heads = group_major_heads(query, x.rows, config_.kv_heads, group_size, config_.head_dim);
       weights_.premix(static_cast<const T*>(physical), heads, workspace.core.product);
@@ -359,7 +296,7 @@ class Attention {
       heads = token_major_heads(query, x.rows, config_.kv_heads, group_size, config_.head_dim);
       weights_.query(x, query, config_.query_width(), workspace.core.product);
     }
-    if (trace != nullptr) record(trace->q_virtual, heads, tokens);
+    if (trace != nullptr) detail::record_heads(trace->q_virtual, heads, tokens);
     return heads;
   }
 
@@ -367,19 +304,6 @@ class Attention {
                      std::span<const Position> positions, Workspace& workspace) const {
     if (!norm.empty()) RmsNorm<S>{norm, config_.rms_norm_eps}(heads, workspace.scratch);
     rope_(heads, positions, workspace.scratch);
-  }
-
-  /// New tokens of sequence `row` in this forward.
-  static Index cached_by(Index row, const Workspace& workspace) {
-    return std::ranges::count(workspace.tokens, row, &Workspace::Token::row);
-  }
-
-  static void record(Tensor4<T>& target, const HeadsView<T>& heads, TokenSpan tokens) {
-    for_each_head(heads, [&, index = Index(0)](Index token, const T* head) mutable {
-      const auto& place = tokens[static_cast<std::size_t>(token)];
-      for (Index c = 0; c < heads.head_dim; ++c) target(place.row, place.index, index, c) = head[c];
-      if (++index == heads.groups * heads.group_size) index = 0;
-    });
   }
 
   AttentionConfig config_;

@@ -46,10 +46,8 @@ class QueryBlock {
              Index group_size, const CausalMask& mask, CausalAttentionWorkspace<T>& workspace)
       : query_positions_(query_positions),
         key_positions_(key_positions),
-        keys_(
-            row_major_view(keys.head(0, group, 0), keys.tokens, keys.head_dim, keys.token_stride)),
-        values_(row_major_view(values.head(0, group, 0), values.tokens, values.head_dim,
-                               values.token_stride)),
+        keys_(keys.group_matrix(group)),
+        values_(values.group_matrix(group)),
         group_size_(group_size),
         mask_(mask),
         workspace_(workspace) {

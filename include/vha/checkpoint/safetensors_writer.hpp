@@ -11,19 +11,23 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "vha/checkpoint/safetensors.hpp"
-#include "vha/core/error.hpp"
+#include <vha/checkpoint/dtype.hpp>
+#include <vha/checkpoint/mapped_file.hpp>
+#include <vha/checkpoint/message_text.hpp>
+#include <vha/checkpoint/safetensors_header.hpp>
+#include <vha/checkpoint/tensor_view.hpp>
+#include <vha/core/error.hpp>
 
 namespace vha::checkpoint {
 
-namespace safetensors_detail {
+namespace detail {
 
 /// A new file beside `target` that takes its name on commit and is removed otherwise.
 class TemporaryFile {
@@ -40,10 +44,10 @@ class TemporaryFile {
   }
 
   void write(const void* data, std::size_t size) {
-    constexpr std::size_t kMostAtOnce = std::size_t{1} << 30U;  // Linux writes no more than 2 GiB
+    constexpr std::size_t most_at_once = std::size_t{1} << 30U;  // Linux writes no more than 2 GiB
     auto from = static_cast<const std::byte*>(data);
     while (size > 0) {
-      const ::ssize_t written = ::write(file_.get(), from, std::min(size, kMostAtOnce));
+      const ::ssize_t written = ::write(file_.get(), from, std::min(size, most_at_once));
       if (written < 0 && errno == EINTR) continue;
       if (written < 0) fail("a successful write", errno);
       from += written;
@@ -105,20 +109,20 @@ inline std::string make_header(const std::filesystem::path& file,
                                const Metadata& metadata) {
   std::string header = "{";
   if (!metadata.empty()) {
-    const std::string label = file.string() + ": " + std::string(kMetadataKey);
-    header += json_string(label, kMetadataKey) + ":{";
+    const std::string label = file.string() + ": " + std::string(metadata_key);
+    header += json_string(label, metadata_key) + ":{";
     for (const auto& [key, value] : metadata) {
       header += json_string(label, key) + ":" + json_string(label, value) + ",";
     }
     header.back() = '}';
     header += ",";
   }
-  std::set<std::string_view> names{kMetadataKey};
+  std::set<std::string_view> names{metadata_key};
   std::uint64_t offset = 0;
   for (const TensorView* const tensor : tensors) {
     const std::string label = tensor_label(file, tensor->name);
     if (!names.insert(tensor->name).second) {
-      raise(label, "a name of its own", tensor->name == kMetadataKey ? "a reserved one" : "two");
+      raise(label, "a name of its own", tensor->name == metadata_key ? "a reserved one" : "two");
     }
     const auto needed = tensor_bytes(tensor->dtype, tensor->shape);
     const std::string type = type_text(tensor->dtype, tensor->shape);
@@ -136,14 +140,14 @@ inline std::string make_header(const std::filesystem::path& file,
   if (header.size() > 1) header.pop_back();  // the last comma
   header += '}';
   header.append((8 - header.size() % 8) % 8, ' ');
-  if (header.size() > kMaxHeaderBytes) {
-    raise(file.string() + ": header length", "at most " + std::to_string(kMaxHeaderBytes),
+  if (header.size() > max_header_bytes) {
+    raise(file.string() + ": header length", "at most " + std::to_string(max_header_bytes),
           std::to_string(header.size()));
   }
   return header;
 }
 
-}  // namespace safetensors_detail
+}  // namespace detail
 
 /// Writes a safetensors file under `path`, all or nothing: the bytes go to a new file in the same
 /// folder, which takes the name when it is complete and on disk. A file of that name is replaced (a
@@ -167,9 +171,9 @@ inline void write_safetensors(const std::filesystem::path& path,
   std::ranges::stable_sort(order, std::ranges::greater{},
                            [](const TensorView* tensor) { return dtype_size(tensor->dtype); });
 
-  const std::string header = safetensors_detail::make_header(path, order, metadata);
+  const std::string header = detail::make_header(path, order, metadata);
   const std::uint64_t length = header.size();
-  safetensors_detail::TemporaryFile file(path);
+  detail::TemporaryFile file(path);
   file.write(&length, sizeof(length));
   file.write(header.data(), header.size());
   for (const TensorView* const tensor : order) file.write(tensor->data, tensor->bytes);

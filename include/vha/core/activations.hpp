@@ -70,6 +70,8 @@ auto activations_view(X&& x) {
       "vha: the activations are an Eigen expression and stand nowhere in memory; store it "
       "first, in a matrix (.eval()) or in a Tensor");
   using T = std::remove_pointer_t<decltype(x.data())>;
+  static_assert(StorageScalar<std::remove_const_t<T>>,
+                "vha: activations are of double, float, bfloat16 or half");
   if constexpr (detail::EigenMatrix<Plain>) {
     return ActivationsView<T>{x.data(),     1, x.rows(), x.cols(), x.size(), x.rowStride(),
                               x.colStride()};

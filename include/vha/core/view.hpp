@@ -71,6 +71,12 @@ struct HeadsView {
   T* head(Index token, Index group, Index member) const {
     return data + token * token_stride + group * group_stride + member * head_stride;
   }
+  /// The first member of each token's `group`, `[tokens, head_dim]`.
+  MatrixView<std::remove_const_t<T>> group_matrix(Index group) const {
+    if (tokens == 0) return {nullptr, 0, head_dim, token_stride, 1};  // no arithmetic on a null
+    return row_major_view<std::remove_const_t<T>>(head(0, group, 0), tokens, head_dim,
+                                                  token_stride);
+  }
   /// The `count` tokens from `first` on.
   HeadsView slice(Index first, Index count) const {
     HeadsView part = *this;

@@ -37,7 +37,7 @@ struct PrefillDecode {
 template <class Layer>
 auto serve_unfolded_prefill(const Layer& layer) {
   auto prefill = fold_postmix(layer);
-  auto decode = fold_premix(prefill);
+  auto decode = fold_vha(prefill);
   return PrefillDecode<decltype(prefill), decltype(decode)>{std::move(prefill), std::move(decode)};
 }
 

@@ -4,5 +4,12 @@
 #include "all_headers.hpp"
 
 const int* other_version();
+double other_fold_error();
 
-int main() { return other_version() == &vha::version_major ? 0 : 1; }
+int main() {
+  const auto layer =
+      vha::initialise_vha<float>({.hidden = 8, .head_dim = 4, .query_heads = 4, .kv_heads = 2});
+  const vha::RowMajorMatrix<float> x = vha::RowMajorMatrix<float>::Identity(3, 8);
+  const double error = vha::fold_report(layer, vha::fold_vha(layer), x).largest_difference;
+  return other_version() == &vha::version_major && other_fold_error() == error ? 0 : 1;
+}

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+# cmake -DPROGRAM=... -DARGUMENTS="..." -DSTATUS=N -DOUTPUT=REGEX -P check_exit.cmake
+# Runs the program; its exit status must be STATUS, and what it prints must match OUTPUT.
+cmake_minimum_required(VERSION 3.22)
+
+separate_arguments(arguments UNIX_COMMAND "${ARGUMENTS}")
+execute_process(
+  COMMAND "${PROGRAM}" ${arguments}
+  RESULT_VARIABLE status
+  OUTPUT_VARIABLE output
+  ERROR_VARIABLE errors)
+if(NOT status STREQUAL STATUS)
+  message(FATAL_ERROR "exit status ${status}, expected ${STATUS}:\n${output}${errors}")
+endif()
+if(NOT "${output}${errors}" MATCHES "${OUTPUT}")
+  message(FATAL_ERROR "expected output like \"${OUTPUT}\", got:\n${output}${errors}")
+endif()
