@@ -2,7 +2,6 @@
 // Layers of the paper's sizes, with maps as far from where they started as in a trained model.
 #pragma once
 
-#include <cmath>
 #include <vha/vha.hpp>
 
 struct PaperShape {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DREADME=... -DSOURCE=... -P check_readme.cmake
+# cmake -DREADME=... -DSOURCE=... -DFRAGMENTS=... -P check_readme.cmake
 # The README's first C++ block must be, byte for byte, SOURCE without its leading comment lines.
 cmake_minimum_required(VERSION 3.22)
 
@@ -22,3 +22,25 @@ endwhile()
 if(NOT block STREQUAL source)
   message(FATAL_ERROR "The first C++ block of ${README} is not the code of ${SOURCE}:\n${block}")
 endif()
+
+# Its other fragments, fenced as c++, must stand in FRAGMENTS, which compiles; white space may differ.
+file(READ "${FRAGMENTS}" fragments)
+string(REGEX REPLACE "[ \n]" "" fragments "${fragments}")
+set(fence "\n```c++\n")
+string(LENGTH "${fence}" fence_length)
+string(FIND "${readme}" "${fence}" begin)
+if(begin EQUAL -1)
+  message(FATAL_ERROR "${README} has no c++ fragments")
+endif()
+while(NOT begin EQUAL -1)
+  math(EXPR begin "${begin} + ${fence_length}")
+  string(SUBSTRING "${readme}" ${begin} -1 readme)
+  string(FIND "${readme}" "```" length)
+  string(SUBSTRING "${readme}" 0 ${length} block)
+  string(REGEX REPLACE "[ \n]" "" squeezed "${block}")
+  string(FIND "${fragments}" "${squeezed}" position)
+  if(position EQUAL -1)
+    message(FATAL_ERROR "This fragment of ${README} does not stand in ${FRAGMENTS}:\n${block}")
+  endif()
+  string(FIND "${readme}" "${fence}" begin)
+endwhile()

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <charconv>
+#include <concepts>
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <string>

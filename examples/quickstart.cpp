@@ -11,7 +11,7 @@ int main() {
   // Your trained weights go here; a fresh layer has B = 0, so take any Postmix to see it fold.
   vha::VhaAttention<float> layer = vha::initialise_vha<float>(config);
   auto weights = layer.weights();
-  weights.postmix.b = vha::RowMajorMatrix<float>(vha::RowMajorMatrix<float>::Random(16, 4));
+  weights.postmix.b = vha::RowMajorMatrix<float>::Random(16, 4);
   layer = {config, weights};
 
   // One call: what is served is stock grouped-query attention, with no maps and no new kernel.

@@ -4,11 +4,18 @@
 // A case file is a safetensors file with one layer's configuration in __metadata__, its weights, an
 // input, and the expected value of every step (tests/cases has examples). Each layer is run as the
 // case says, `prefill` tokens at once and the rest one at a time through a KvCache, and compared
-// with every trace.*, folded.* and expected.out tensor that the file has.
+// with every trace.*, folded.* and expected.out tensor that the file has. Gradients (expected.grad.*)
+// are not looked at.
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <filesystem>
+#include <limits>
 #include <map>
+#include <string>
+#include <vector>
 #include <vha/checkpoint/safetensors_writer.hpp>
 
 #include "case_file.hpp"
@@ -16,6 +23,12 @@
 namespace {
 
 using Tensors = std::map<std::string, CaseTensor>;
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (const auto extent : shape) text += (text == "[" ? "" : ", ") + std::to_string(extent);
+  return text + "]";
+}
 
 /// Copies a chunk `[batch, tokens, ...]` to its place among all tokens `[batch, all_tokens, ...]`.
 template <class Tensor>
@@ -123,7 +136,8 @@ Verdict compare(const Tensors& steps, const CaseFile& file, double bound) {
     ++compared;
     const CaseTensor expected = file.tensor(name);
     if (expected.shape != actual.shape) {
-      vha::raise(name, "the shape that its layer gives", "another");
+      vha::raise(name, shape_text(actual.shape) + " from the configuration",
+                 shape_text(expected.shape) + " in the file");
     }
     double largest = 0, error = 0;
     bool comparable = true;
@@ -162,6 +176,7 @@ void write(const std::filesystem::path& path, const std::map<std::string, Tensor
 struct Options {
   std::string layer = "both";
   std::string dtype = "f64";
+  double bound = 0;  ///< 0: the dtype's usual one
   std::string write;
   std::vector<std::string> cases;
 };
@@ -195,10 +210,11 @@ bool check_case(const Options& options, const std::string& path, double bound) {
 
 bool check_case(const Options& options, const std::string& path) {
   // What a layer of a few dozen channels loses in each storage type, with a margin of two.
-  if (options.dtype == "f64") return check_case<double>(options, path, 1e-12);
-  if (options.dtype == "f32") return check_case<float>(options, path, 2e-5);
-  if (options.dtype == "f16") return check_case<vha::half>(options, path, 2e-3);
-  return check_case<vha::bfloat16>(options, path, 2e-2);
+  const auto bound = [&](double usual) { return options.bound > 0 ? options.bound : usual; };
+  if (options.dtype == "f64") return check_case<double>(options, path, bound(1e-12));
+  if (options.dtype == "f32") return check_case<float>(options, path, bound(2e-5));
+  if (options.dtype == "f16") return check_case<vha::half>(options, path, bound(2e-3));
+  return check_case<vha::bfloat16>(options, path, bound(2e-2));
 }
 
 }  // namespace
@@ -214,6 +230,10 @@ int main(int argc, char** argv) {
   app.add_option("--dtype", options.dtype, "what weights and cache are stored in")
       ->check(CLI::IsMember({"f64", "f32", "bf16", "f16"}))
       ->capture_default_str();
+  app.add_option("--bound", options.bound,
+                 "largest difference that passes, relative to the tensor's largest value (default: "
+                 "f64 1e-12, f32 2e-5, bf16 2e-2, f16 2e-3)")
+      ->check(CLI::PositiveNumber);
   app.add_option("--write", options.write, "write every computed step of one CASE to this file");
   app.add_option("CASE", options.cases, "case files (safetensors)")->required();
   try {

@@ -13,8 +13,8 @@ class Fold : public testing::Test {
   using S = typename Kind::S;
   using T = typename Kind::T;
 
-  /// Calls `body(layer, folded_equals_layer)`, where the latter runs a fold whose weights are stored
-  /// as the type of its second argument and holds it against the layer.
+  /// Calls `body(layer, folded_equals_layer)`, where the latter runs a fold whose weights are
+  /// stored as the type of its second argument and holds it against the layer.
   template <class Layer, class Body>
   void for_each_layer(std::uint32_t seed, Body&& body) {
     Random random(seed);
@@ -52,9 +52,8 @@ TYPED_TEST(Fold, OfEitherMapIsTheLayer) {
 }
 
 TYPED_TEST(Fold, OfPremixIsTheGatedLayer) {
-  this->template for_each_layer<typename TypeParam::Gated>(3, [](const auto& layer, auto is_layer) {
-    EXPECT_TRUE(is_layer(vha::fold_premix(layer)));
-  });
+  this->template for_each_layer<typename TypeParam::Gated>(
+      3, [](const auto& layer, auto is_layer) { EXPECT_TRUE(is_layer(vha::fold_premix(layer))); });
 }
 
 TYPED_TEST(Fold, OneMapAtATimeIsTheFoldOfBoth) {
@@ -80,9 +79,8 @@ TEST_F(Unfixed, ToNarrowerScalarsIsTheLayerUpToRounding) {
 
 TEST_F(Unfixed, OfPostmixIsTheLayerWithSiluAfterPremix) {
   using Layer = vha::VhaAttention<double, vha::NoGate, vha::Silu>;
-  for_each_layer<Layer>(6, [](const auto& layer, auto is_layer) {
-    EXPECT_TRUE(is_layer(vha::fold_postmix(layer)));
-  });
+  for_each_layer<Layer>(
+      6, [](const auto& layer, auto is_layer) { EXPECT_TRUE(is_layer(vha::fold_postmix(layer))); });
 }
 
 TEST_F(Unfixed, OfALayerWithOneMapIsTheLayer) {

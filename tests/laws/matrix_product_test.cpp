@@ -3,9 +3,9 @@
 
 #include <vha/ops/matrix_product.hpp>
 
+#include <algorithm>
+#include <cstring>
 #include <limits>
-#include <span>
-#include <string>
 #include <tuple>
 
 #include "random.hpp"
@@ -65,7 +65,8 @@ Array product(const vha::MatrixView<A>& a, const vha::MatrixView<B>& b) {
   vha::multiply(a, b, memory.data() + 1, stride, false, workspace);
   Array result{{a.rows, b.cols}, {}};
   for (std::size_t k = 0; k < memory.size(); ++k) {
-    const Index row = (static_cast<Index>(k) - 1) / stride, col = (static_cast<Index>(k) - 1) % stride;
+    const Index row = (static_cast<Index>(k) - 1) / stride,
+                col = (static_cast<Index>(k) - 1) % stride;
     if (k > 0 && row < a.rows && col < b.cols) {
       result.values.push_back(static_cast<double>(memory[k]));
     } else {
@@ -81,31 +82,35 @@ std::vector<double> naive_product(const StoredMatrix<A>& a, const StoredMatrix<B
   for (Index i = 0; i < a.view().rows; ++i) {
     for (Index j = 0; j < b.view().cols; ++j) {
       long double sum = 0;
-      for (Index k = 0; k < a.view().cols; ++k) sum += static_cast<long double>(a.at(i, k)) * b.at(k, j);
+      for (Index k = 0; k < a.view().cols; ++k)
+        sum += static_cast<long double>(a.at(i, k)) * b.at(k, j);
       result.push_back(static_cast<double>(sum));
     }
   }
   return result;
 }
 
-/// The scalars of the sums and of both operands.
-template <class Scalars>
-class MatrixProduct : public testing::Test {
- protected:
-  using T = std::tuple_element_t<0, Scalars>;
-  using A = StoredMatrix<std::tuple_element_t<1, Scalars>>;
-  using B = StoredMatrix<std::tuple_element_t<2, Scalars>>;
+/// The scalar of the sums, and the operands.
+template <class Sum, class Left, class Right>
+struct Operands {
+  using T = Sum;
+  using Stored = Left;
+  using A = StoredMatrix<Left>;
+  using B = StoredMatrix<Right>;
 };
-using Scalars = testing::Types<
-    std::tuple<double, double, double>, std::tuple<float, float, float>,
-    std::tuple<float, float, vha::bfloat16>, std::tuple<float, vha::half, float>,
-    std::tuple<double, vha::bfloat16, double>, std::tuple<double, double, float>>;
-TYPED_TEST_SUITE(MatrixProduct, Scalars);
+using AllOperands =
+    testing::Types<Operands<double, double, double>, Operands<float, float, float>,
+                   Operands<float, float, vha::bfloat16>, Operands<float, vha::half, float>,
+                   Operands<double, vha::bfloat16, double>, Operands<double, double, float>>;
+
+template <class Operands>
+class MatrixProduct : public testing::Test {};
+TYPED_TEST_SUITE(MatrixProduct, AllOperands);
 
 TYPED_TEST(MatrixProduct, IsThatOfThreeLoops) {
-  using A = typename TestFixture::A;
-  using B = typename TestFixture::B;
-  using T = typename TestFixture::T;
+  using A = typename TypeParam::A;
+  using B = typename TypeParam::B;
+  using T = typename TypeParam::T;
   Random random(1);
   const auto check = [&](Index rows, Index depth, Index cols, auto a_layout, auto b_layout) {
     SCOPED_TRACE(testing::PrintToString(std::tuple(rows, depth, cols)));
@@ -132,11 +137,11 @@ TYPED_TEST(MatrixProduct, IsThatOfThreeLoops) {
 }
 
 TYPED_TEST(MatrixProduct, IsAddedWhereAsked) {
-  using T = typename TestFixture::T;
+  using T = typename TypeParam::T;
   Random random(2);
   for (const Index depth : {0, 1, 9, 1031}) {
-    const typename TestFixture::A a(9, depth, TestFixture::A::Layout::row_major, random);
-    const typename TestFixture::B b(depth, 37, TestFixture::B::Layout::row_major, random);
+    const typename TypeParam::A a(9, depth, TypeParam::A::Layout::row_major, random);
+    const typename TypeParam::B b(depth, 37, TypeParam::B::Layout::row_major, random);
     const std::vector<double> start = random.values<T>(9 * 37);
     std::vector<double> expected = naive_product(a, b);
     Array c{{9, 37}, {}};
@@ -150,12 +155,12 @@ TYPED_TEST(MatrixProduct, IsAddedWhereAsked) {
 }
 
 TYPED_TEST(MatrixProduct, HasRowsThatDependOnNoOtherRow) {
-  using T = typename TestFixture::T;
+  using T = typename TypeParam::T;
   Random random(3);
-  for (const auto& [rows, depth, cols] : {std::tuple(29, 9, 37), std::tuple(31, 700, 5),
-                                          std::tuple(240, 5, 16)}) {
-    const typename TestFixture::A a(rows, depth, TestFixture::A::Layout::row_major, random);
-    const typename TestFixture::B b(depth, cols, TestFixture::B::Layout::row_major, random);
+  for (const auto& [rows, depth, cols] :
+       {std::tuple(29, 9, 37), std::tuple(31, 700, 5), std::tuple(240, 5, 16)}) {
+    const typename TypeParam::A a(rows, depth, TypeParam::A::Layout::row_major, random);
+    const typename TypeParam::B b(depth, cols, TypeParam::B::Layout::row_major, random);
     const Array whole = product<T>(a.view(), b.view());
     for (Index first = 0; first < rows; ++first) {
       for (const Index count : {1, 2, 5, 11, 17}) {
@@ -170,12 +175,12 @@ TYPED_TEST(MatrixProduct, HasRowsThatDependOnNoOtherRow) {
 }
 
 TYPED_TEST(MatrixProduct, KeepsNanInItsRowAndColumn) {
-  using A = typename TestFixture::A;
-  using T = typename TestFixture::T;
-  using Stored = std::tuple_element_t<1, TypeParam>;
+  using A = typename TypeParam::A;
+  using T = typename TypeParam::T;
+  using Stored = typename TypeParam::Stored;
   Random random(4);
   const A a(17, 9, A::Layout::row_major, random);
-  const typename TestFixture::B b(9, 37, TestFixture::B::Layout::row_major, random);
+  const typename TypeParam::B b(9, 37, TypeParam::B::Layout::row_major, random);
   const Array clean = product<T>(a.view(), b.view());
   for (Index bad = 0; bad < 17; ++bad) {
     std::vector<Stored> values;

@@ -67,7 +67,7 @@ using Scalars = testing::Types<double, float>;
 TYPED_TEST_SUITE(SoftmaxState, Scalars);
 
 constexpr double logit_scales[] = {0, 1, 30, 5000, 2e6};
-constexpr std::pair<std::size_t, std::size_t> cuts[] = {{1, 2},  {9, 81}, {0, 80}, {40, 41},
+constexpr std::pair<std::size_t, std::size_t> cuts[] = {{1, 2},   {9, 81}, {0, 80}, {40, 41},
                                                         {27, 54}, {0, 0},  {81, 81}};
 
 TYPED_TEST(SoftmaxState, OfAnySplitIsThatOfOneUpdate) {

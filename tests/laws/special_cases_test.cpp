@@ -10,8 +10,9 @@ namespace {
 
 /// Multi-head attention in loops, every head with keys and values of its own: RoPE, a causal
 /// softmax, no norm, bias or window. `wq`, `wk` and `wv` are [h, heads·d].
-naive::Vector multi_head_attention(const naive::Layer& l, const naive::Vector& x, const naive::Vector& wk,
-                                   const naive::Vector& wv, naive::Index tokens) {
+naive::Vector multi_head_attention(const naive::Layer& l, const naive::Vector& x,
+                                   const naive::Vector& wk, const naive::Vector& wv,
+                                   naive::Index tokens) {
   const auto heads = l.query_heads(), d = l.head_dim, width = heads * d;
   const auto positions = counted_positions(tokens);
   const auto project = [&](const naive::Vector& w) {
@@ -28,7 +29,8 @@ naive::Vector multi_head_attention(const naive::Layer& l, const naive::Vector& x
       for (naive::Index t = 0; t <= s; ++t) {
         long double dot = 0;
         for (naive::Index c = 0; c < d; ++c) {
-          dot += static_cast<long double>(q[s * width + head * d + c]) * k[t * width + head * d + c];
+          dot +=
+              static_cast<long double>(q[s * width + head * d + c]) * k[t * width + head * d + c];
         }
         weights.push_back(std::exp(dot / std::sqrt(static_cast<long double>(d))));
         total += weights.back();
@@ -49,8 +51,8 @@ naive::Vector repeated_heads(const naive::Layer& l, const naive::Vector& w) {
   naive::Vector result;
   for (naive::Index row = 0; row < l.hidden; ++row) {
     for (naive::Index head = 0; head < heads; ++head) {
-      const auto start = w.begin() + static_cast<std::ptrdiff_t>(
-                                         (row * l.kv_heads + head / l.physical_heads) * d);
+      const auto start =
+          w.begin() + static_cast<std::ptrdiff_t>((row * l.kv_heads + head / l.physical_heads) * d);
       result.insert(result.end(), start, start + static_cast<std::ptrdiff_t>(d));
     }
   }
@@ -64,7 +66,8 @@ naive::Layer random_gqa_layer(const LayerShape& sizes, Random& random) {
   shape.qk_norm = false;
   naive::Layer layer = random_layer<S>(shape, random);
   const auto width = layer.query_heads() * layer.head_dim;
-  layer.wq = random.values<S>(layer.hidden * width, std::sqrt(3.0 / static_cast<double>(layer.hidden)));
+  layer.wq =
+      random.values<S>(layer.hidden * width, std::sqrt(3.0 / static_cast<double>(layer.hidden)));
   for (auto* map : {&layer.premix, &layer.postmix_a, &layer.postmix_b}) map->clear();
   return layer;
 }
@@ -95,8 +98,8 @@ TYPED_TEST(SpecialCase, IdentityMapsMakeTheLayerGqa) {
       }
     };
     for (naive::Index row = 0; row < twin.hidden; ++row) {
-      append_repeated(plain.wq, twin.wq.begin() +
-                                    static_cast<std::ptrdiff_t>(row * twin.physical_heads * d));
+      append_repeated(plain.wq,
+                      twin.wq.begin() + static_cast<std::ptrdiff_t>(row * twin.physical_heads * d));
     }
     plain.bq.clear();
     if (!twin.bq.empty()) append_repeated(plain.bq, twin.bq.begin());
@@ -118,8 +121,8 @@ TYPED_TEST(SpecialCase, GqaIsMultiHeadAttentionWithRepeatedKeysAndValues) {
   for_each_shape<TypeParam>([&](const LayerShape& shape, naive::Index tokens) {
     const auto l = random_gqa_layer<S>(shape, random);
     const auto x = random_tokens<T>(tokens, l, random);
-    const auto expected = multi_head_attention(l, x, repeated_heads(l, l.wk), repeated_heads(l, l.wv),
-                                               tokens);
+    const auto expected =
+        multi_head_attention(l, x, repeated_heads(l, l.wk), repeated_heads(l, l.wv), tokens);
     EXPECT_TRUE(close(run(library_layer<typename TypeParam::Gqa>(l), matrix_of<T>(x, tokens)),
                       expected, tolerance<T>(longest_sum(l, tokens))));
   });
@@ -145,8 +148,12 @@ class HeadCounts : public testing::Test {
 using Scalars = testing::Types<double, float>;
 TYPED_TEST_SUITE(HeadCounts, Scalars);
 
-TYPED_TEST(HeadCounts, EqualOnesMakeGqaMultiHeadAttention) { this->expect_multi_head(1, 5); }
-TYPED_TEST(HeadCounts, OneKvHeadMakesGqaMultiQueryAttention) { this->expect_multi_head(5, 1); }
+TYPED_TEST(HeadCounts, EqualOnesMakeGqaMultiHeadAttention) {
+  this->expect_multi_head(1, 5);
+}
+TYPED_TEST(HeadCounts, OneKvHeadMakesGqaMultiQueryAttention) {
+  this->expect_multi_head(5, 1);
+}
 
 }  // namespace
 }  // namespace laws

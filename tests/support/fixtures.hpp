@@ -24,8 +24,8 @@ struct Kind {
   using S = Scalar;
   using T = vha::Compute<S>;
   using Vha = vha::VhaAttention<S, vha::NoGate, vha::Identity, vha::Identity, HeadDim, GroupSize>;
-  using Gated = vha::VhaAttention<S, vha::SigmoidGate<S>, vha::Identity, vha::Identity, HeadDim,
-                                  GroupSize>;
+  using Gated =
+      vha::VhaAttention<S, vha::SigmoidGate<S>, vha::Identity, vha::Identity, HeadDim, GroupSize>;
   using Gqa = vha::GqaAttention<S, vha::NoGate, HeadDim, GroupSize>;
   static constexpr int head_dim = HeadDim;
   static constexpr int group_size = GroupSize;
@@ -47,17 +47,45 @@ struct LayerShape {
 };
 inline const LayerShape layer_shapes[] = {
     {"three groups", 11, 6, 2, 3},
-    {.name = "one group, no norm", .hidden = 7, .head_dim = 8, .physical_heads = 3, .kv_heads = 1,
+    {.name = "one group, no norm",
+     .hidden = 7,
+     .head_dim = 8,
+     .physical_heads = 3,
+     .kv_heads = 1,
      .qk_norm = false},
-    {.name = "one physical head", .hidden = 5, .head_dim = 2, .physical_heads = 1, .kv_heads = 3,
-     .postmix_rank = 1},
-    {.name = "narrow physical heads, biases", .hidden = 13, .head_dim = 6, .physical_heads = 2,
-     .kv_heads = 3, .physical_head_dim = 3, .postmix_rank = 6, .biases = true},
-    {.name = "wide physical heads, window, partial rotary", .hidden = 9, .head_dim = 8,
-     .physical_heads = 3, .kv_heads = 2, .physical_head_dim = 11, .biases = true, .window = 4,
-     .rotary_dim = 4, .value_scale = -1.75},
-    {.name = "wider than a register tile", .hidden = 67, .head_dim = 34, .physical_heads = 3,
-     .kv_heads = 2, .qk_norm = false, .window = 17, .value_scale = 0.5},
+    {.name = "one physical head, no norm",
+     .hidden = 5,
+     .head_dim = 2,
+     .physical_heads = 1,
+     .kv_heads = 3,
+     .postmix_rank = 1,
+     .qk_norm = false},
+    {.name = "narrow physical heads, biases",
+     .hidden = 13,
+     .head_dim = 6,
+     .physical_heads = 2,
+     .kv_heads = 3,
+     .physical_head_dim = 3,
+     .postmix_rank = 6,
+     .biases = true},
+    {.name = "wide physical heads, window, partial rotary",
+     .hidden = 9,
+     .head_dim = 8,
+     .physical_heads = 3,
+     .kv_heads = 2,
+     .physical_head_dim = 11,
+     .biases = true,
+     .window = 4,
+     .rotary_dim = 4,
+     .value_scale = -1.75},
+    {.name = "wider than a register tile",
+     .hidden = 67,
+     .head_dim = 34,
+     .physical_heads = 3,
+     .kv_heads = 2,
+     .qk_norm = false,
+     .window = 17,
+     .value_scale = 0.5},
 };
 inline constexpr naive::Index token_counts[] = {1, 9, 81};
 
@@ -80,8 +108,8 @@ void for_each_shape(Body&& body) {
   EXPECT_GE(count, 3) << "no shape is of this kind's sizes";
 }
 
-/// A VHA layer with weights that are numbers of `S`: Premix neither symmetric nor near the identity,
-/// Postmix that mixes all heads.
+/// A VHA layer with weights that are numbers of `S`: Premix neither symmetric nor near the
+/// identity, Postmix that mixes all heads.
 template <class S>
 naive::Layer random_layer(const LayerShape& shape, Random& random) {
   naive::Layer layer;

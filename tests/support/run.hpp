@@ -18,7 +18,7 @@ using ScalarOf = std::remove_const_t<typename X::Scalar>;
 template <class X>
 auto poisoned_like(const X& x) {
   using T = ScalarOf<X>;
-  constexpr T nan = std::numeric_limits<T>::quiet_NaN();
+  const T nan = std::numeric_limits<T>::quiet_NaN();
   if constexpr (vha::detail::EigenMatrix<X>) {
     return vha::RowMajorMatrix<T>(vha::RowMajorMatrix<T>::Constant(x.rows(), x.cols(), nan));
   } else {
@@ -59,6 +59,11 @@ Array run_in_chunks(const Layer& layer, const X& x, vha::KvCache<C>& cache,
     outputs.shape[0] += size;
   }
   return outputs;
+}
+
+inline Array first_rows(const Array& array, Eigen::Index rows) {
+  const auto end = array.values.begin() + rows * array.shape[1];
+  return {{rows, array.shape[1]}, {array.values.begin(), end}};
 }
 
 }  // namespace laws

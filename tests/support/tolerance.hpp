@@ -17,8 +17,8 @@
 
 namespace laws {
 
-/// The largest error that is allowed, relative to the largest value expected, where sums of `length`
-/// terms were taken in `S`, or where values were rounded to `S` on the way.
+/// The largest error that is allowed, relative to the largest value expected, where sums of
+/// `length` terms were taken in `S`, or where values were rounded to `S` on the way.
 ///
 /// | scalar | unit roundoff u | allowed |
 /// |---|---|---|
@@ -65,7 +65,9 @@ Array array_of(const Eigen::DenseBase<Derived>& matrix) {
 
 /// Of a row-major Eigen tensor.
 template <class Tensor>
-  requires requires(const Tensor& tensor) { tensor.dimensions(); }
+requires requires(const Tensor& tensor) {
+  tensor.dimensions();
+}
 Array array_of(const Tensor& tensor) {
   static_assert(static_cast<int>(Tensor::Layout) == static_cast<int>(Eigen::RowMajor));
   Array array{{tensor.dimensions().begin(), tensor.dimensions().end()}, {}};
@@ -101,9 +103,8 @@ inline testing::AssertionResult close(const Array& actual, const std::vector<dou
   };
   return testing::AssertionFailure()
          << "worst absolute error " << worst_absolute << ": " << both(absolute_at)
-         << "\nworst relative error " << worst_relative << ": " << both(relative_at)
-         << "\nallowed " << tolerance * largest << ", that is " << tolerance
-         << " of the largest value " << largest;
+         << "\nworst relative error " << worst_relative << ": " << both(relative_at) << "\nallowed "
+         << tolerance * largest << ", that is " << tolerance << " of the largest value " << largest;
 }
 
 inline testing::AssertionResult close(const Array& actual, const Array& expected,

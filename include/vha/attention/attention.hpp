@@ -3,16 +3,23 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
 #include <vha/attention/batch_tokens.hpp>
 #include <vha/attention/causal_attention.hpp>
 #include <vha/attention/kv_cache.hpp>
+#include <vha/attention/token_layout.hpp>
 #include <vha/attention/trace.hpp>
 #include <vha/attention/weights.hpp>
 #include <vha/core/activations.hpp>
+#include <vha/core/config.hpp>
+#include <vha/core/sizes.hpp>
+#include <vha/core/view.hpp>
+#include <vha/core/weight.hpp>
 #include <vha/ops/rms_norm.hpp>
+#include <vha/ops/rope.hpp>
 
 namespace vha {
 
@@ -63,32 +70,37 @@ class Attention {
   const AttentionConfig& config() const { return config_; }
   const Weights& weights() const { return weights_; }
 
+  /// A layer of the same sizes with other weights.
+  template <StorageScalar To, class NewPremix, class NewPostmix, class NewGate>
+  static auto with(const AttentionConfig& config,
+                   AttentionWeights<To, NewPremix, NewPostmix, NewGate> weights) {
+    return Attention<To, NewPremix, NewPostmix, NewGate, HeadDim, GroupSize>(config,
+                                                                             std::move(weights));
+  }
+
   /// The layer with its weights stored as `To`, each element rounded once.
   template <StorageScalar To>
   auto cast() const {
-    auto weights = weights_.template cast<To>();
-    using W = decltype(weights);
-    return Attention<To, decltype(W::premix), decltype(W::postmix), decltype(W::gate), HeadDim,
-                     GroupSize>(config_, std::move(weights));
+    return with(config_, weights_.template cast<To>());
   }
 
   /// The layer's output for `x`, `[batch, tokens, hidden]` (tensors) or `[tokens, hidden]`
-  /// (matrices), in a tensor or matrix of its own, row-major, of `x`'s scalar.
+  /// (matrices), in a tensor or matrix of its own, row-major, of `x`'s scalar. This and the other
+  /// forms throw Error where shapes do not fit, positions are out of range, or the cache has no room.
   template <Activations X>
   auto forward(const X& x, const TokenLayout& layout = {}) const {
     return forward_to_new(x, static_cast<KvCache<T>*>(nullptr), layout);
   }
 
-  /// The same after the tokens in `cache`, behind which the new ones are put. Prefill and decode
-  /// alike, in chunks of any size. A call that throws leaves the cache as it was.
+  /// The same, attending to the tokens in `cache` as well, behind which the new ones are put. Prefill
+  /// and decode alike, in chunks of any size. A call that throws leaves the cache as it was.
   template <Activations X, StorageScalar C>
   auto forward(const X& x, KvCache<C>& cache, const TokenLayout& layout = {}) const {
     return forward_to_new(x, &cache, layout);
   }
 
   /// The forms that write to the caller's `out`, of `x`'s shape, and keep their memory in
-  /// `workspace`. Throws Error where shapes do not fit, positions are out of range, or the cache
-  /// has no room.
+  /// `workspace`. Precondition: `out` is `x` itself or does not overlap it.
   template <Activations X, Activations Out>
   void forward_into(const X& x, Out&& out, Workspace& workspace, const TokenLayout& layout = {},
                     AttentionTrace<T>* trace = nullptr) const {
@@ -191,10 +203,9 @@ class Attention {
     const auto each_block = [&](auto&& body) {
       const auto count = static_cast<Index>(workspace.tokens.size());
       for (Index first = 0; first < count; first += token_block) {
-        const auto size = static_cast<std::size_t>(std::min(token_block, count - first));
-        const auto start = static_cast<std::size_t>(first);
-        body(detail::BatchTokens(workspace.tokens).subspan(start, size),
-             std::span<const Position>(workspace.positions).subspan(start, size));
+        const Index size = std::min(token_block, count - first);
+        body(part(detail::BatchTokens(workspace.tokens), first, size),
+             part(std::span<const Position>(workspace.positions), first, size));
       }
     };
     each_block([&](detail::BatchTokens tokens, std::span<const Position> positions) {
@@ -227,15 +238,12 @@ class Attention {
       const T scale = static_cast<T>(config_.value_scale);
       for (Index k = 0; k < x.rows * width; ++k) value[k] *= scale;
     }
-    if (trace != nullptr) {
-      detail::record_heads(trace->k_rotated, keys, tokens);
-      detail::record_heads(trace->v, values, tokens);
-    }
+    record(trace, &AttentionTrace<T>::k_rotated, keys, tokens);
+    record(trace, &AttentionTrace<T>::v, values, tokens);
     detail::for_each_row(tokens, [&](Index row, Index first, Index count) {
-      cache.template write<T>(
-          row, tokens[static_cast<std::size_t>(first)].offset, keys.slice(first, count),
-          values.slice(first, count),
-          positions.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
+      cache.template write<T>(row, tokens[static_cast<std::size_t>(first)].offset,
+                              keys.slice(first, count), values.slice(first, count),
+                              part(positions, first, count));
     });
   }
 
@@ -246,25 +254,24 @@ class Attention {
                         Workspace& workspace, AttentionTrace<T>* trace) const {
     const auto query = project_query(x, tokens, workspace, trace);
     norm_and_rope(weights_.q_norm, query, positions, workspace);
-    if (trace != nullptr) detail::record_heads(trace->q_rotated, query, tokens);
+    record(trace, &AttentionTrace<T>::q_rotated, query, tokens);
 
     const Index width = config_.query_width();
     T* const mixed = workspace.heads.reserve(x.rows * width);
     const auto heads =
         token_major_heads(mixed, x.rows, config_.kv_heads, config_.group_size(), config_.head_dim);
     detail::for_each_row(tokens, [&](Index row, Index first, Index count) {
-      const Index uncommitted = detail::tokens_of(row, workspace.tokens);
+      const Index uncommitted = tokens[static_cast<std::size_t>(first)].row_tokens;
       causal_attention<HeadDim, GroupSize, T>(
           HeadsView<const T>(query.slice(first, count)), cache.keys(row, uncommitted),
-          cache.values(row, uncommitted),
-          positions.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)),
+          cache.values(row, uncommitted), part(positions, first, count),
           cache.positions(row, uncommitted), {config_.softmax_scale(), {config_.window}},
           heads.slice(first, count), workspace.core);
     });
-    if (trace != nullptr) detail::record_heads(trace->heads, heads, tokens);
+    record(trace, &AttentionTrace<T>::heads, heads, tokens);
 
     if constexpr (Weights::has_postmix) weights_.postmix(heads, workspace.scratch);
-    if (trace != nullptr) detail::record_heads(trace->heads_mixed, heads, tokens);
+    record(trace, &AttentionTrace<T>::heads_mixed, heads, tokens);
     if constexpr (Weights::has_gate) {
       weights_.gate(x, mixed, workspace.gate.reserve(x.rows * width), workspace.core.product);
     }
@@ -285,18 +292,15 @@ class Attention {
       const Index physical_width = group_size * physical_head_dim;
       T* const physical = workspace.physical.reserve(x.rows * physical_width);
       weights_.query(x, physical, physical_width, workspace.core.product);
-      if (trace != nullptr) {
-        detail::record_heads(trace->q_physical,
-                             token_major_heads(physical, x.rows, 1, group_size, physical_head_dim),
-                             tokens);
-      }
+      record(trace, &AttentionTrace<T>::q_physical,
+             token_major_heads(physical, x.rows, 1, group_size, physical_head_dim), tokens);
       heads = group_major_heads(query, x.rows, config_.kv_heads, group_size, config_.head_dim);
       weights_.premix(static_cast<const T*>(physical), heads, workspace.core.product);
     } else {
       heads = token_major_heads(query, x.rows, config_.kv_heads, group_size, config_.head_dim);
       weights_.query(x, query, config_.query_width(), workspace.core.product);
     }
-    if (trace != nullptr) detail::record_heads(trace->q_virtual, heads, tokens);
+    record(trace, &AttentionTrace<T>::q_virtual, heads, tokens);
     return heads;
   }
 
@@ -306,13 +310,18 @@ class Attention {
     rope_(heads, positions, workspace.scratch);
   }
 
+  static void record(AttentionTrace<T>* trace, Tensor4<T> AttentionTrace<T>::*step,
+                     const HeadsView<T>& heads, detail::BatchTokens tokens) {
+    if (trace != nullptr) detail::record_heads(trace->*step, heads, tokens);
+  }
+
   AttentionConfig config_;
   Weights weights_;
   Rope<T> rope_;
 };
 
-/// A Virtual Head Attention layer (DESIGN: Premix on the queries, Postmix on the heads), as
-/// trained.
+/// A Virtual Head Attention layer as it is trained (arXiv 2610.17959): Premix on the
+/// queries, Postmix on the outputs of the heads.
 template <StorageScalar S, class GatePart = NoGate, Activation PremixActivation = Identity,
           Activation PostmixActivation = Identity, int HeadDim = Eigen::Dynamic,
           int GroupSize = Eigen::Dynamic>

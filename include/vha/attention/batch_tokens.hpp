@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <span>
+#include <type_traits>
 #include <vector>
 #include <vha/attention/kv_cache.hpp>
 #include <vha/attention/token_layout.hpp>
@@ -15,9 +17,10 @@ namespace vha::detail {
 
 /// A real token of the batch.
 struct BatchToken {
-  Index row;     ///< sequence
-  Index index;   ///< place in the batch's row, padding counted
-  Index offset;  ///< place among the row's new tokens
+  Index row;         ///< sequence
+  Index index;       ///< place in the batch's row, padding counted
+  Index offset;      ///< place among the row's new tokens
+  Index row_tokens;  ///< new tokens of the row
 };
 using BatchTokens = std::span<const BatchToken>;
 
@@ -30,16 +33,12 @@ void list_tokens(Index batch, Index tokens, const KvCache<C>& cache, const Token
   for (Index row = 0; row < batch; ++row) {
     const auto given = layout.row_positions(row, tokens);
     const Position next = cache.next_position(row);
-    for (Index k = 0; k < layout.length(row, tokens); ++k) {
-      listed.push_back({row, layout.first(row, tokens) + k, k});
+    const Index row_tokens = layout.length(row, tokens);
+    for (Index k = 0; k < row_tokens; ++k) {
+      listed.push_back({row, layout.first(row, tokens) + k, k, row_tokens});
       positions.push_back(given.empty() ? next + k : given[static_cast<std::size_t>(k)]);
     }
   }
-}
-
-/// New tokens of sequence `row`.
-inline Index tokens_of(Index row, BatchTokens tokens) {
-  return std::ranges::count(tokens, row, &BatchToken::row);
 }
 
 /// Calls `body(row, first, count)` for each run of tokens that is of one row.

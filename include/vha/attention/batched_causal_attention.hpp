@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cmath>
 #include <numeric>
+#include <span>
+#include <type_traits>
 #include <vector>
 #include <vha/attention/causal_attention.hpp>
 #include <vha/attention/token_layout.hpp>
@@ -59,8 +60,7 @@ auto causal_attention(const Query& query, const Key& key, const Value& value,
   if (options.query.positions.empty() != options.key.positions.empty()) {
     raise("positions", "of both queries and keys, or of neither", "of one");
   }
-  const double scale =
-      options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<double>(head_dim));
+  const double scale = options.scale != 0 ? options.scale : softmax_scale(head_dim);
 
   Tensor4<Element> out(batch, tokens, heads, value.dimension(3));
   out.setZero();
@@ -84,15 +84,18 @@ auto causal_attention(const Query& query, const Key& key, const Value& value,
       query_positions = key_positions.last(static_cast<std::size_t>(row_tokens));
     }
     const auto row_of = [&](auto view, const TokenLayout& layout, Index row_length) {
-      return view.slice(row * row_length + layout.first(row, row_length),
-                        layout.length(row, row_length));
+      using Channel = std::remove_pointer_t<decltype(view.data)>;
+      const HeadsView<const Channel> heads_of_row = view.slice(
+          row * row_length + layout.first(row, row_length), layout.length(row, row_length));
+      return heads_of_row;
     };
     causal_attention<HeadDim, GroupSize, T>(
-        row_of(heads_view<const Element>(query.data(), query, group_size), options.query, tokens),
-        row_of(heads_view<const typename Key::Scalar>(key.data(), key), options.key, keys),
-        row_of(heads_view<const typename Value::Scalar>(value.data(), value), options.key, keys),
+        row_of(heads_view(query, group_size), options.query, tokens),
+        row_of(heads_view(key), options.key, keys), row_of(heads_view(value), options.key, keys),
         query_positions, key_positions, {scale, {options.window}},
-        row_of(heads_view<Element>(out.data(), out, group_size), options.query, tokens), workspace);
+        heads_view(out, group_size)
+            .slice(row * tokens + options.query.first(row, tokens), row_tokens),
+        workspace);
   }
   return out;
 }

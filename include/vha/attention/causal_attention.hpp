@@ -3,8 +3,10 @@
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <cstddef>
 #include <span>
 #include <vector>
+#include <vha/core/sizes.hpp>
 #include <vha/core/view.hpp>
 #include <vha/ops/mask.hpp>
 #include <vha/ops/matrix_product.hpp>
@@ -32,11 +34,15 @@ namespace detail {
 
 /// The queries of one K/V head's group, a block of tokens at a time, against all keys.
 ///
-///     query tokens                A rectangle of queries and keys that see each other whole is one
-///       |  # # # #                pair of matrix products; a rectangle that the mask cuts is split
-///       |  # # # # .              until its parts are whole or hidden. So no logit is ever masked,
-///       |  # # # # # .            and no hidden key or value, were it NaN, touches a result.
-///       v  # # # # # # .
+/// A rectangle of queries and keys that see each other whole is one pair of matrix products; a
+/// rectangle that the mask cuts is split until its parts are whole or hidden. So no logit is ever
+/// masked, and no hidden key or value, were it NaN, touches a result.
+///
+///     query tokens
+///       |  # # # # . . .
+///       |  # # # # # . .
+///       |  # # # # # # .
+///       v  # # # # # # #
 ///          keys ->
 template <int HeadDim, int GroupSize, ComputeScalar T, class K, class V>
 class QueryBlock {
@@ -48,6 +54,7 @@ class QueryBlock {
         key_positions_(key_positions),
         keys_(keys.group_matrix(group)),
         values_(values.group_matrix(group)),
+        group_(group),
         group_size_(group_size),
         mask_(mask),
         workspace_(workspace) {
@@ -61,10 +68,10 @@ class QueryBlock {
 
   /// Copies the block's queries, times `scale`, as rows `[tokens * group_size, head_dim]`.
   template <class Q>
-  void load_queries(const HeadsView<const Q>& query, Index first, Index group, T scale) {
+  void load_queries(const HeadsView<const Q>& query, T scale) {
     T* target = query_;
     for_each_token_head([&](Index token, Index member) {
-      const Q* const head = query.head(first + token, group, member);
+      const Q* const head = query.head(token, group_, member);
       for (Index c = 0; c < head_dim(); ++c) *target++ = scale * convert<T>(head[c]);
     });
   }
@@ -73,17 +80,17 @@ class QueryBlock {
     const auto queries = static_cast<Index>(query_positions_.size());
     const auto keys = static_cast<Index>(key_positions_.size());
     for (Index key = 0; key < keys; key += key_block) {
-      attend(0, queries, key, std::min(keys, key + key_block));
+      attend_part(0, queries, key, std::min(keys, key + key_block));
     }
   }
 
   template <class O>
-  void store(const HeadsView<O>& out, Index first, Index group) const {
+  void store(const HeadsView<O>& out) const {
     const T* source = accumulated_;
     std::size_t row = 0;
     for_each_token_head([&](Index token, Index member) {
       const T normalizer = workspace_.states[row++].normalizer();
-      O* const head = out.head(first + token, group, member);
+      O* const head = out.head(token, group_, member);
       for (Index c = 0; c < values_.cols; ++c) head[c] = convert<O>(*source++ * normalizer);
     });
   }
@@ -101,12 +108,9 @@ class QueryBlock {
     }
   }
 
-  void attend(Index query, Index query_end, Index key, Index key_end) {
-    const auto part = [](auto span, Index first, Index last) {
-      return span.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(last - first));
-    };
-    switch (mask_.visibility(part(query_positions_, query, query_end),
-                             part(key_positions_, key, key_end))) {
+  void attend_part(Index query, Index query_end, Index key, Index key_end) {
+    switch (mask_.visibility(part(query_positions_, query, query_end - query),
+                             part(key_positions_, key, key_end - key))) {
       case Visibility::none:
         return;
       case Visibility::all:
@@ -116,12 +120,12 @@ class QueryBlock {
     }
     if (query_end - query >= key_end - key) {
       const Index middle = query + (query_end - query) / 2;
-      attend(query, middle, key, key_end);
-      attend(middle, query_end, key, key_end);
+      attend_part(query, middle, key, key_end);
+      attend_part(middle, query_end, key, key_end);
     } else {
       const Index middle = key + (key_end - key) / 2;
-      attend(query, query_end, key, middle);
-      attend(query, query_end, middle, key_end);
+      attend_part(query, query_end, key, middle);
+      attend_part(query, query_end, middle, key_end);
     }
   }
 
@@ -149,6 +153,7 @@ class QueryBlock {
   std::span<const Position> key_positions_;
   MatrixView<K> keys_;
   MatrixView<V> values_;
+  Index group_;
   Index group_size_;
   CausalMask mask_;
   CausalAttentionWorkspace<T>& workspace_;
@@ -189,13 +194,12 @@ void causal_attention(const HeadsView<const Q>& query, const HeadsView<const K>&
   for (Index group = 0; group < query.groups; ++group) {
     for (Index first = 0; first < query.tokens; first += tokens_per_block) {
       const Index tokens = std::min(query.tokens - first, tokens_per_block);
-      const auto positions = query_positions.subspan(static_cast<std::size_t>(first),
-                                                     static_cast<std::size_t>(tokens));
       detail::QueryBlock<HeadDim, GroupSize, T, K, V> block(
-          positions, key_positions, key, value, group, query.group_size, options.mask, workspace);
-      block.load_queries(query, first, group, static_cast<T>(options.scale));
+          part(query_positions, first, tokens), key_positions, key, value, group, query.group_size,
+          options.mask, workspace);
+      block.load_queries(query.slice(first, tokens), static_cast<T>(options.scale));
       block.attend();
-      block.store(out, first, group);
+      block.store(out.slice(first, tokens));
     }
   }
 }

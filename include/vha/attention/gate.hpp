@@ -13,7 +13,8 @@ template <StorageScalar S>
 struct SigmoidGate {
   Linear<S> projection;
 
-  /// Multiplies the heads `y`, row-major `[tokens, width]`, by their gates; `logits` is as large.
+  /// Multiplies the heads `y`, row-major `[tokens, width]`, by their gates, for x `[tokens, hidden]`;
+  /// `logits` is as large as `y`. Precondition: they do not overlap.
   template <ComputeScalar T>
   void operator()(const MatrixView<T>& x, T* y, T* logits, ProductWorkspace<T>& workspace) const {
     projection(x, logits, projection.out(), workspace);

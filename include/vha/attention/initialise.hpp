@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <string_view>
+#include <utility>
 #include <vha/attention/attention.hpp>
 #include <vha/ops/normal.hpp>
 
@@ -13,7 +16,7 @@ struct InitialiseOptions {
   Index postmix_rank = 4;
   Index physical_head_dim = 0;   ///< 0: as wide as head_dim (a square Premix)
   double projection_std = 0.02;  ///< of the projections' elements
-  double premix_std = 0.1;       ///< of (P_g - I)·√head_dim's elements
+  double premix_std = 0.1;       ///< of (P_g - I)·√head_dim's elements, of a square Premix
   double postmix_std = 0.01;     ///< of A's elements; B starts at 0
   bool qk_norm = true;           ///< with weights of 1, or without
   std::uint64_t seed = 0;
@@ -21,8 +24,8 @@ struct InitialiseOptions {
 
 namespace detail {
 
-/// The standard deviation, cut to 24 bits, times a sample of 27 is exact in double, so that no
-/// compiler's fused multiply-add can change a later sum.
+/// A matrix of N(0, std²), plus `diagonal` on the diagonal. `std` is cut to 24 bits: its product with
+/// a sample, of 27, is then exact in double, and no fused multiply-add can change the sum.
 template <StorageScalar S>
 RowMajorMatrix<S> normal_matrix(Index rows, Index cols, double std, NormalGenerator& normal,
                                 double diagonal = 0) {
@@ -76,16 +79,13 @@ RowMajorMatrix<S> orthogonal_matrix(Index rows, Index cols, double scale, Normal
 }  // namespace detail
 
 /// A VHA layer at the start of training, the same for a seed on every platform: projections
-/// N(0, projection_std²); P_g = I + (0.1/√d)·N(0,1), or orthogonal times √(d/d_q) where it is
-/// rectangular; Postmix A = N(0, 0.01²) and B = 0. It computes nearly what a plain GQA layer with
+/// N(0, projection_std²); P_g = I + (premix_std/√d)·N(0,1), or orthogonal times √(d/d_q) where it is
+/// rectangular; Postmix A = N(0, postmix_std²) and B = 0. It computes nearly what a plain GQA layer with
 /// the physical heads repeated in every group does. Throws Error where a size cannot be.
 template <StorageScalar S>
 VhaAttention<S> initialise_vha(const AttentionConfig& config,
                                const InitialiseOptions& options = {}) {
   config.validate();
-  const auto require_positive = [](std::string_view argument, Index size) {
-    if (size <= 0) raise(argument, "1 or more", text(size));
-  };
   require_positive("postmix_rank", options.postmix_rank);
   const Index head_dim = config.head_dim;
   const Index physical_head_dim =

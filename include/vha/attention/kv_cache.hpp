@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <span>
-#include <utility>
+#include <string_view>
 #include <vector>
 #include <vha/core/config.hpp>
+#include <vha/core/error.hpp>
+#include <vha/core/sizes.hpp>
 #include <vha/core/view.hpp>
 #include <vha/ops/rope.hpp>
 
@@ -33,9 +35,6 @@ class KvCache {
   /// Throws Error unless every size is positive and the storage can be addressed.
   explicit KvCache(Shape shape) : shape_(shape) {
     if (shape_.value_dim == 0) shape_.value_dim = shape_.head_dim;
-    const auto require_positive = [](std::string_view argument, Index size) {
-      if (size <= 0) raise(argument, "1 or more", text(size));
-    };
     require_positive("batch", shape_.batch);
     require_positive("kv_heads", shape_.kv_heads);
     require_positive("head_dim", shape_.head_dim);
@@ -89,7 +88,8 @@ class KvCache {
   Index bytes_capacity() const { return batch() * capacity() * bytes_per_token(); }
 
   /// Keys `[length, kv_heads, 1, head_dim]`, values and positions of sequence `row`, with the
-  /// `uncommitted` tokens that were written behind them.
+  /// `uncommitted` tokens that were written behind them. Throws Error where there is no such row.
+  /// Precondition: as many tokens were written.
   HeadsView<const S> keys(Index row, Index uncommitted = 0) const {
     return heads(keys_.data(), shape_.head_dim, row, 0, length(row) + uncommitted);
   }
@@ -166,7 +166,13 @@ class KvCache {
   HeadsView<T> heads(T* storage, Index width, Index row, Index first, Index tokens) const {
     const Index head_stride = capacity() * width;
     T* const start = storage + row * shape_.kv_heads * head_stride + first * width;
-    return {start, tokens, shape_.kv_heads, 1, width, width, head_stride, width};
+    return {.data = start,
+            .tokens = tokens,
+            .groups = shape_.kv_heads,
+            .head_dim = width,
+            .token_stride = width,
+            .group_stride = head_stride,
+            .head_stride = width};
   }
 
   template <StorageScalar K>

@@ -3,6 +3,8 @@
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <concepts>
+#include <utility>
 #include <vha/core/activations.hpp>
 #include <vha/core/weight.hpp>
 #include <vha/ops/activation.hpp>
@@ -11,9 +13,9 @@ namespace vha {
 
 /// Mixing of the head outputs along the head axis, token by token:
 ///
-///     Y' = M·Y = Y + B·(Aᵀ·Y),   M = I + B·Aᵀ,   A and B `[query_heads, rank]`,  Y `[query_heads,
-///     d]`
+///     Y' = M·Y = Y + B·(Aᵀ·Y),   M = I + B·Aᵀ
 ///
+/// with A and B `[query_heads, rank]` and Y `[query_heads, head_dim]`.
 /// In public trainers' files A is `vha_postmix_U` and B is `vha_postmix_V`. Without `residual` the
 /// I is left out, which is how `from_dense` holds any M. An activation other than Identity stands
 /// after the mixing, and such a Postmix does not fold.
@@ -88,7 +90,7 @@ struct Postmix {
   Tensor4<Compute<S>> operator()(Tensor4<Compute<S>> heads) const {
     require_shape(heads.dimension(2));
     Buffer<Compute<S>> scratch;
-    (*this)(heads_view(heads.data(), heads), scratch);
+    (*this)(heads_view(heads), scratch);
     return heads;
   }
 

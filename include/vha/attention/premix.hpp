@@ -2,7 +2,8 @@
 #pragma once
 
 #include <algorithm>
-#include <string>
+#include <concepts>
+#include <cstddef>
 #include <vector>
 #include <vha/core/activations.hpp>
 #include <vha/core/weight.hpp>
@@ -31,7 +32,8 @@ struct Premix {
   Index physical_head_dim() const { return maps.empty() ? 0 : maps.front().rows(); }
 
   /// Writes the virtual heads of `physical`, token-major `[tokens, H' * physical_head_dim]`, to
-  /// `virtual_heads`, group-major `[kv_heads, tokens, H', head_dim]`.
+  /// `virtual_heads`, `[kv_heads, tokens, H', head_dim]`.
+  /// Precondition: `virtual_heads` is of `group_major_heads`, and the widths are the maps'.
   template <ComputeScalar T>
   void operator()(const T* physical, const HeadsView<T>& virtual_heads,
                   ProductWorkspace<T>& workspace) const {
@@ -64,7 +66,7 @@ struct Premix {
         group_major_heads(group_major.reserve(result.size()), tokens, kv_heads(), heads, head_dim);
     ProductWorkspace<T> workspace;
     (*this)(physical.data(), from, workspace);
-    const auto to = heads_view(result.data(), result, heads);
+    const auto to = heads_view(result, heads);
     for (Index token = 0; token < tokens; ++token) {
       for (Index group = 0; group < kv_heads(); ++group) {
         std::copy_n(from.head(token, group, 0), heads * head_dim, to.head(token, group, 0));
@@ -91,17 +93,17 @@ struct Premix {
   }
 };
 
-/// The maps of a tensor `[kv_heads, physical_head_dim, head_dim]`, row-major, viewed in place.
+/// The maps of a tensor `[kv_heads, physical_head_dim, head_dim]`, row-major, viewed in place; the
+/// memory must live as long as they. Throws Error for a null pointer or a negative size.
 template <StorageScalar S, class Bits>
 std::vector<Weight<S>> view_premix_maps(const Bits* data, Index kv_heads, Index physical_head_dim,
                                         Index head_dim) {
-  checked_product("premix", {kv_heads, physical_head_dim, head_dim});
-  const auto* bytes = reinterpret_cast<const std::byte*>(data);
+  const auto stacked = Weight<S>::view_in_out(
+      data, checked_product("premix", {kv_heads, physical_head_dim}), head_dim);
   std::vector<Weight<S>> maps;
   for (Index group = 0; group < kv_heads; ++group) {
-    const auto* start =
-        bytes + group * physical_head_dim * head_dim * static_cast<Index>(sizeof(S));
-    maps.push_back(Weight<S>::view_in_out(start, physical_head_dim, head_dim));
+    maps.push_back(Weight<S>::view_in_out(stacked.view().address(group * physical_head_dim, 0),
+                                          physical_head_dim, head_dim));
   }
   return maps;
 }

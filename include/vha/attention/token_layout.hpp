@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <limits>
 #include <span>
 #include <vha/core/error.hpp>
@@ -9,7 +10,7 @@
 
 namespace vha {
 
-/// At which end of a row the tokens stand that fill it up to the batch's length.
+/// At which end of a row its padding stands.
 enum class Padding { right, left };
 
 /// Which tokens of a batch `[batch, tokens]` are real, and where they stand in their sequences.
@@ -17,7 +18,7 @@ enum class Padding { right, left };
 struct TokenLayout {
   std::span<const Index> lengths = {};  ///< `[batch]`, real tokens of each row; empty: all are
   Padding padding = Padding::right;
-  /// `[batch, tokens]`, absolute position of each token, from 0 to 2^31; those of padding are not
+  /// `[batch, tokens]`, absolute position of each token, from 0 to 2^31 - 1; those of padding are not
   /// looked at. Empty: each row goes on where its cache ends.
   std::span<const Position> positions = {};
 
@@ -49,8 +50,7 @@ struct TokenLayout {
   /// The positions of a row's real tokens; empty where none are given.
   std::span<const Position> row_positions(Index row, Index tokens) const {
     if (positions.empty()) return {};
-    return positions.subspan(static_cast<std::size_t>(row * tokens + first(row, tokens)),
-                             static_cast<std::size_t>(length(row, tokens)));
+    return part(positions, row * tokens + first(row, tokens), length(row, tokens));
   }
 
  private:

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <concepts>
+#include <utility>
 #include <vha/attention/gate.hpp>
 #include <vha/attention/postmix.hpp>
 #include <vha/attention/premix.hpp>
 #include <vha/core/config.hpp>
+#include <vha/core/error.hpp>
+#include <vha/core/sizes.hpp>
+#include <vha/core/weight.hpp>
 #include <vha/ops/linear.hpp>
 
 namespace vha {
@@ -13,12 +17,16 @@ namespace vha {
 /// The parts that a plain GQA layer lacks, as types, so that a layer's type says what it computes
 /// and which folds it has.
 struct NoPremix {
+  using ActivationType = Identity;
+
   template <StorageScalar T>
   NoPremix cast() const {
     return {};
   }
 };
 struct NoPostmix {
+  using ActivationType = Identity;
+
   template <StorageScalar T>
   NoPostmix cast() const {
     return {};
@@ -33,13 +41,16 @@ struct NoGate {
 
 /// The trained weights of an attention layer.
 ///
-/// | weight | shape |
-/// |---|---|
-/// | query | `[hidden, physical_heads * physical_head_dim]` with Premix, else `[hidden, query_heads
-/// * head_dim]` | | key, value | `[hidden, kv_heads * head_dim]` | | output | `[query_heads *
-/// head_dim, hidden]` | | q_norm, k_norm | `[1, head_dim]`, or both absent | | premix | kv_heads
-/// times `[physical_head_dim, head_dim]` | | postmix | a and b, `[query_heads, rank]` | | gate |
-/// `[hidden, query_heads * head_dim]` |
+/// | weight         | shape |
+/// |----------------|-------|
+/// | query          | `[hidden, physical_heads * physical_head_dim]` with Premix |
+/// |                | `[hidden, query_heads * head_dim]` without |
+/// | key, value     | `[hidden, kv_heads * head_dim]` |
+/// | output         | `[query_heads * head_dim, hidden]` |
+/// | q_norm, k_norm | `[1, head_dim]`, or both absent |
+/// | premix         | kv_heads times `[physical_head_dim, head_dim]` |
+/// | postmix        | a and b, each `[query_heads, rank]` |
+/// | gate           | `[hidden, query_heads * head_dim]` |
 template <StorageScalar S, class PremixPart = NoPremix, class PostmixPart = NoPostmix,
           class GatePart = NoGate>
 struct AttentionWeights {

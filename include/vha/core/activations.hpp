@@ -4,7 +4,6 @@
 #include <Eigen/Core>
 #include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>
-#include <vha/core/error.hpp>
 #include <vha/core/scalar.hpp>
 #include <vha/core/view.hpp>
 
@@ -87,16 +86,18 @@ auto activations_view(X&& x) {
   }
 }
 
-/// The heads of a tensor `[batch, tokens, heads, head_dim]`, in rows of `group_size` for each of
+/// The heads of a tensor `[batch, tokens, heads, head_dim]`, `group_size` of them in each of
 /// `heads / group_size` groups; its batch and tokens are one axis of the view.
-template <class T>
-HeadsView<T> heads_view(T* data, const auto& tensor, Index group_size = 1) {
-  using Tensor = std::remove_cvref_t<decltype(tensor)>;
+template <class Tensor>
+auto heads_view(Tensor& tensor, Index group_size = 1) {
+  static_assert(detail::stands_in_memory<std::remove_const_t<Tensor>>(),
+                "vha: the heads are a tensor expression and stand nowhere in memory; store it in a "
+                "Tensor first");
   static_assert(
       Tensor::NumDimensions == 4 &&
           static_cast<int>(Tensor::Layout) == static_cast<int>(Eigen::RowMajor),
       "vha: heads are a row-major tensor of 4 dimensions, [batch, tokens, heads, head_dim]");
-  return token_major_heads(data, tensor.dimension(0) * tensor.dimension(1),
+  return token_major_heads(tensor.data(), tensor.dimension(0) * tensor.dimension(1),
                            tensor.dimension(2) / group_size, group_size, tensor.dimension(3));
 }
 

@@ -2,11 +2,17 @@
 #pragma once
 
 #include <cmath>
+#include <string_view>
 #include <vha/core/error.hpp>
 #include <vha/core/scalar.hpp>
 #include <vha/core/sizes.hpp>
 
 namespace vha {
+
+/// 1 / √head_dim, the usual factor of the logits.
+inline double softmax_scale(Index head_dim) {
+  return 1 / std::sqrt(static_cast<double>(head_dim));
+}
 
 /// What an attention layer is, apart from its weights. The fold leaves it as it is: a VHA layer and
 /// the GQA layer that serves it have the same heads, the same keys and values, the same RoPE.
@@ -23,12 +29,13 @@ struct AttentionConfig {
   double value_scale = 1;      ///< constant factor of the values
 
   /// Query heads per K/V head; the physical heads H' of a VHA layer.
+  /// Precondition: kv_heads > 0.
   constexpr Index group_size() const { return query_heads / kv_heads; }
   /// Channels of all query heads together, the width of W_O's input.
   constexpr Index query_width() const { return query_heads * head_dim; }
   constexpr Index kv_width() const { return kv_heads * head_dim; }
   constexpr Index rotated_channels() const { return rotary_dim == 0 ? head_dim : rotary_dim; }
-  double softmax_scale() const { return 1 / std::sqrt(static_cast<double>(head_dim)); }
+  double softmax_scale() const { return vha::softmax_scale(head_dim); }
 
   /// Throws Error naming the first field that cannot be.
   void validate() const {
@@ -53,11 +60,6 @@ struct AttentionConfig {
     }
     if (!is_finite(value_scale)) raise("value_scale", "a finite number", text(value_scale));
     checked_product("hidden * query_heads * head_dim", {hidden, query_heads, head_dim});
-  }
-
- private:
-  static void require_positive(std::string_view field, Index value) {
-    if (value <= 0) raise(field, "1 or more", text(value));
   }
 };
 

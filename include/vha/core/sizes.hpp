@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 #include <limits>
+#include <span>
 #include <string_view>
 #include <vha/core/error.hpp>
 #include <vha/core/scalar.hpp>
@@ -22,6 +23,17 @@ inline Index checked_product(std::string_view argument, std::initializer_list<In
     product *= size;
   }
   return product;
+}
+
+/// Throws Error naming `argument` unless `size` is 1 or more.
+inline void require_positive(std::string_view argument, Index size) {
+  if (size <= 0) raise(argument, "1 or more", text(size));
+}
+
+/// The `count` elements from `first` on.
+template <class T>
+std::span<T> part(std::span<T> span, Index first, Index count) {
+  return span.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
 }
 
 /// Throws Error unless `actual` is `expected`.

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <Eigen/Core>
+#include <cstddef>
+#include <type_traits>
 #include <vha/core/scalar.hpp>
 
 namespace vha {
@@ -85,7 +87,14 @@ struct HeadsView {
     return part;
   }
   operator HeadsView<const T>() const requires(!std::is_const_v<T>) {
-    return {data, tokens, groups, group_size, head_dim, token_stride, group_stride, head_stride};
+    return {.data = data,
+            .tokens = tokens,
+            .groups = groups,
+            .group_size = group_size,
+            .head_dim = head_dim,
+            .token_stride = token_stride,
+            .group_stride = group_stride,
+            .head_stride = head_stride};
   }
 };
 
@@ -107,8 +116,14 @@ template <class T>
 HeadsView<T> token_major_heads(T* data, Index tokens, Index groups, Index group_size,
                                Index head_dim) {
   const Index group_stride = group_size * head_dim;
-  return {data,         tokens,  groups, group_size, head_dim, groups * group_stride,
-          group_stride, head_dim};
+  return {.data = data,
+          .tokens = tokens,
+          .groups = groups,
+          .group_size = group_size,
+          .head_dim = head_dim,
+          .token_stride = groups * group_stride,
+          .group_stride = group_stride,
+          .head_stride = head_dim};
 }
 
 /// Heads in which each group's stand together: `[groups, tokens, group_size, head_dim]`, as Premix
@@ -117,8 +132,14 @@ template <class T>
 HeadsView<T> group_major_heads(T* data, Index tokens, Index groups, Index group_size,
                                Index head_dim) {
   const Index token_stride = group_size * head_dim;
-  return {data,    tokens, groups, group_size, head_dim, token_stride, tokens * token_stride,
-          head_dim};
+  return {.data = data,
+          .tokens = tokens,
+          .groups = groups,
+          .group_size = group_size,
+          .head_dim = head_dim,
+          .token_stride = token_stride,
+          .group_stride = tokens * token_stride,
+          .head_stride = head_dim};
 }
 
 /// Memory that a computation needs for a while. It grows and never shrinks, so that a second run of

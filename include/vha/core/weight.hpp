@@ -2,6 +2,8 @@
 #pragma once
 
 #include <Eigen/Core>
+#include <concepts>
+#include <cstddef>
 #include <memory>
 #include <string_view>
 #include <type_traits>

@@ -7,7 +7,7 @@
 
 namespace vha {
 
-/// How exact a fold is.
+/// How exact a fold is. Where `largest_output` is 0 the differences are absolute.
 struct FoldReport {
   double largest_output = 0;      ///< largest |output| of the unfolded layer
   double largest_difference = 0;  ///< of the two outputs, relative to `largest_output`
@@ -36,7 +36,8 @@ double rounding_error(const Weight<S>& stored, const RowMajorMatrix<double>& exa
 
 }  // namespace detail
 
-/// Compares outputs `[batch, tokens, hidden]` of two layers, or of two ways through one.
+/// Compares outputs `[batch, tokens, hidden]` of two layers, or of two ways through one; says nothing
+/// of weights. Throws Error where the shapes differ or a value is not finite.
 template <Activations X, Activations Y>
 FoldReport compare_outputs(const X& expected, const Y& actual) {
   const auto a = activations_view(expected);

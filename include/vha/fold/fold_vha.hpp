@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vha/attention/attention.hpp>
@@ -13,11 +15,25 @@ namespace vha {
 
 namespace detail {
 
-template <StorageScalar To, class Layer, class Weights>
-auto layer_like(const Layer&, const AttentionConfig& config, Weights weights) {
-  return Attention<To, decltype(Weights::premix), decltype(Weights::postmix),
-                   decltype(Weights::gate), Layer::head_dim_at_compile_time,
-                   Layer::group_size_at_compile_time>(config, std::move(weights));
+/// The scalar that is asked for, or else the layer's own.
+template <class To, StorageScalar S>
+using StoredAs = std::conditional_t<std::is_void_v<To>, S, To>;
+
+template <StorageScalar To, StorageScalar S>
+Linear<To> fold_if_any(const Linear<S>& query, const NoPremix&) {
+  return query.template cast<To>();
+}
+template <StorageScalar To, StorageScalar S, Activation A>
+Linear<To> fold_if_any(const Linear<S>& query, const Premix<S, A>& premix) {
+  return fold_premix<To>(query, premix);
+}
+template <StorageScalar To, StorageScalar S>
+Linear<To> fold_if_any(const Linear<S>& output, const NoPostmix&) {
+  return output.template cast<To>();
+}
+template <StorageScalar To, StorageScalar S, Activation A>
+Linear<To> fold_if_any(const Linear<S>& output, const Postmix<S, A>& postmix) {
+  return fold_postmix<To>(output, postmix);
 }
 
 /// `linear` times `scale`, summed wide and rounded once.
@@ -48,13 +64,12 @@ auto fold_premix(const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, 
       !std::same_as<PremixPart, NoPremix>,
       "vha::fold_premix: the layer has no Premix: it was folded already, or it is a plain "
       "GQA layer");
-  using Stored = std::conditional_t<std::is_void_v<To>, S, To>;
+  using Stored = detail::StoredAs<To, S>;
   const auto& w = layer.weights();
-  return detail::layer_like<Stored>(
-      layer, layer.config(),
-      w.template with_parts<Stored>(fold_premix<Stored>(w.query, w.premix),
-                                    w.output.template cast<Stored>(), NoPremix{},
-                                    w.postmix.template cast<Stored>()));
+  return layer.with(layer.config(),
+                    w.template with_parts<Stored>(fold_premix<Stored>(w.query, w.premix),
+                                                  w.output.template cast<Stored>(), NoPremix{},
+                                                  w.postmix.template cast<Stored>()));
 }
 
 /// The layer with Postmix multiplied into its output projection (block `j` of W_O' is
@@ -70,31 +85,22 @@ auto fold_postmix(
   static_assert(std::same_as<GatePart, NoGate>,
                 "vha::fold_postmix: a gate stands between Postmix and W_O, so Postmix does not "
                 "fold; use fold_premix, and serve the layer with a separate Postmix");
-  using Stored = std::conditional_t<std::is_void_v<To>, S, To>;
+  using Stored = detail::StoredAs<To, S>;
   const auto& w = layer.weights();
-  return detail::layer_like<Stored>(
-      layer, layer.config(),
-      w.template with_parts<Stored>(w.query.template cast<Stored>(),
-                                    fold_postmix<Stored>(w.output, w.postmix),
-                                    w.premix.template cast<Stored>(), NoPostmix{}));
+  return layer.with(layer.config(),
+                    w.template with_parts<Stored>(w.query.template cast<Stored>(),
+                                                  fold_postmix<Stored>(w.output, w.postmix),
+                                                  w.premix.template cast<Stored>(), NoPostmix{}));
 }
 
 /// True where `fold_vha` has an answer: the layer has a map, and nothing nonlinear stands between a
 /// map and its neighbour.
 template <class Layer>
-inline constexpr bool has_full_fold = [] {
-  using W = typename Layer::Weights;
-  const auto folds = []<class Part>(std::type_identity<Part>) {
-    if constexpr (requires { typename Part::ActivationType; }) {
-      return std::same_as<typename Part::ActivationType, Identity>;
-    } else {
-      return true;
-    }
-  };
-  return (W::has_premix || W::has_postmix) && !(W::has_postmix && W::has_gate) &&
-         folds(std::type_identity<decltype(W::premix)>()) &&
-         folds(std::type_identity<decltype(W::postmix)>());
-}();
+inline constexpr bool has_full_fold =
+    (Layer::Weights::has_premix || Layer::Weights::has_postmix) &&
+    !(Layer::Weights::has_postmix && Layer::Weights::has_gate) &&
+    std::same_as<typename decltype(Layer::Weights::premix)::ActivationType, Identity> &&
+    std::same_as<typename decltype(Layer::Weights::postmix)::ActivationType, Identity>;
 
 /// The stock GQA layer that computes what the VHA layer does: Premix folded into W_Q, Postmix into
 /// W_O, a constant scale of the values into W_V. Keys, norms and RoPE, and the values without a
@@ -115,28 +121,16 @@ auto fold_vha(const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, Gro
   static_assert(std::same_as<PostmixPart, NoPostmix> || std::same_as<GatePart, NoGate>,
                 "vha::fold_vha: a gate stands between Postmix and W_O, so the layer has no full "
                 "fold; use fold_premix, and serve the layer with a separate Postmix");
-  using Stored = std::conditional_t<std::is_void_v<To>, S, To>;
+  using Stored = detail::StoredAs<To, S>;
   const auto& w = layer.weights();
-  const auto query = [&] {
-    if constexpr (std::same_as<PremixPart, NoPremix>) {
-      return w.query.template cast<Stored>();
-    } else {
-      return fold_premix<Stored>(w.query, w.premix);
-    }
-  };
-  const auto output = [&] {
-    if constexpr (std::same_as<PostmixPart, NoPostmix>) {
-      return w.output.template cast<Stored>();
-    } else {
-      return fold_postmix<Stored>(w.output, w.postmix);
-    }
-  };
-  auto folded = w.template with_parts<Stored>(query(), output(), NoPremix{}, NoPostmix{});
+  auto folded = w.template with_parts<Stored>(detail::fold_if_any<Stored>(w.query, w.premix),
+                                              detail::fold_if_any<Stored>(w.output, w.postmix),
+                                              NoPremix{}, NoPostmix{});
   AttentionConfig config = layer.config();
   if (config.value_scale != 1) {
     folded.value = detail::scaled<Stored>("value", w.value, std::exchange(config.value_scale, 1.0));
   }
-  return detail::layer_like<Stored>(layer, config, std::move(folded));
+  return layer.with(config, std::move(folded));
 }
 
 }  // namespace vha

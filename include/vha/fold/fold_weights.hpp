@@ -2,10 +2,15 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <string_view>
+#include <vector>
 #include <vha/attention/postmix.hpp>
 #include <vha/attention/premix.hpp>
+#include <vha/core/error.hpp>
+#include <vha/core/sizes.hpp>
 #include <vha/ops/linear.hpp>
+#include <vha/ops/matrix_product.hpp>
 
 // The fold of single weights. Products are summed in double, whatever they are stored in, and
 // rounded once.

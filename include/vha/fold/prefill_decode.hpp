@@ -8,12 +8,18 @@ namespace vha {
 
 /// A VHA layer served in two forms over one cache: Premix unfolded for prefill, where the query
 /// projection then costs H'·h·d + Hv·d² multiplications per token in place of Hv·h·d, and the stock
-/// GQA layer for decode. Both store the same keys and values, so they take turns as they like; they
-/// share the weights that they have in common.
+/// GQA layer for decode. Both store the same keys and values (but for the rounding of a value_scale,
+/// which decode has in its weights), so they take turns as they like; they share the weights that
+/// they have in common.
 template <class Prefill, class Decode>
 struct PrefillDecode {
+  using Scalar = typename Decode::Scalar;
+  using Workspace = typename Decode::Workspace;
+
   Prefill prefill;  ///< Premix unfolded, Postmix folded
   Decode decode;    ///< stock GQA
+
+  const AttentionConfig& config() const { return decode.config(); }
 
   /// The outputs for `x`, whose tokens are put into `cache`: by `decode` where there is one token a
   /// row, else by `prefill`.
@@ -23,7 +29,7 @@ struct PrefillDecode {
                                            : prefill.forward(x, cache, layout);
   }
   template <Activations X, StorageScalar C, Activations Out>
-  void forward_into(const X& x, KvCache<C>& cache, Out&& out, typename Decode::Workspace& workspace,
+  void forward_into(const X& x, KvCache<C>& cache, Out&& out, Workspace& workspace,
                     const TokenLayout& layout = {}) const {
     if (activations_view(x).tokens == 1) {
       decode.forward_into(x, cache, out, workspace, layout);
@@ -33,7 +39,8 @@ struct PrefillDecode {
   }
 };
 
-/// Both forms of a VHA layer without a gate.
+/// Both forms of a VHA layer that has a full fold; any other does not compile. Throws Error where a
+/// product of the folds is not finite.
 template <class Layer>
 auto serve_unfolded_prefill(const Layer& layer) {
   auto prefill = fold_postmix(layer);

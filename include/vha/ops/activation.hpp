@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <concepts>
 #include <vha/core/scalar.hpp>
 
 namespace vha {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <string>
+#include <concepts>
 #include <string_view>
 #include <vha/core/weight.hpp>
 #include <vha/ops/matrix_product.hpp>
@@ -33,10 +33,11 @@ struct Linear {
   /// X·W + b for an Eigen matrix of `S`'s compute scalar, `[rows, in]`. Throws Error where the
   /// widths differ.
   template <class Derived>
-  RowMajorMatrix<Compute<S>> operator()(const Eigen::MatrixBase<Derived>& x) const {
-    require_shape_of("linear");
+  requires std::same_as<typename Derived::Scalar, Compute<S>> RowMajorMatrix<Compute<S>>
+  operator()(const Eigen::MatrixBase<Derived>& x) const {
+    require_bias_fits("linear");
     require_size("x.cols()", in(), x.cols());
-    const RowMajorMatrix<typename Derived::Scalar> rows = x;
+    const RowMajorMatrix<Compute<S>> rows = x;
     RowMajorMatrix<Compute<S>> y(x.rows(), out());
     ProductWorkspace<Compute<S>> workspace;
     (*this)(row_major_view(rows.data(), rows.rows(), rows.cols(), rows.cols()), y.data(), out(),
@@ -47,7 +48,7 @@ struct Linear {
   /// Throws Error naming `name`'s part unless W is `[in, out]` and the bias, if any, fits it.
   void require_shape(std::string_view name, Index in_channels, Index out_channels) const {
     vha::require_shape(text(name, ".weight"), weight, in_channels, out_channels);
-    require_shape_of(name);
+    require_bias_fits(name);
   }
 
   template <StorageScalar T>
@@ -56,7 +57,7 @@ struct Linear {
   }
 
  private:
-  void require_shape_of(std::string_view name) const {
+  void require_bias_fits(std::string_view name) const {
     if (!bias.empty()) require_vector(text(name, ".bias"), bias, out());
   }
 };

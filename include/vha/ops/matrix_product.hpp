@@ -3,6 +3,8 @@
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <cstddef>
+#include <type_traits>
 #include <utility>
 #include <vha/core/view.hpp>
 
@@ -10,15 +12,19 @@
 // own product allocates its packing buffers on every call and takes no misaligned or mixed-type
 // operands; this one packs both operands into the caller's buffers, converting as it packs.
 //
-//               cols ->                C is made tile by tile. A tile of `rows x cols` results
-//               stays
-//            +---------+               in registers while `depth` goes by: one packet of B times
-//            one |    B    | depth         broadcast element of A, added. Panels of A and B are
-//            packed so
-//            +---------+               that both are read from front to back.
+// C is made tile by tile. A tile of `rows x cols` results stays in registers while `depth` goes by:
+// one packet of B times one broadcast element of A, added. Panels of A and B are packed so that both
+// are read from front to back.
+//
+//               cols ->
+//            +---------+
+//            |    B    | depth
+//            +---------+
 //   +-----+  +--+------+
 //   |  A  |  |  |   C  | rows
 //   +-----+  +--+------+
+//
+// The packets are Eigen::internal's, of Eigen 3.4.
 
 namespace vha {
 
@@ -135,15 +141,12 @@ template <ComputeScalar T, StorageScalar A, StorageScalar B>
 void multiply(const MatrixView<A>& a, const MatrixView<B>& b, T* c, Index c_stride, bool accumulate,
               ProductWorkspace<T>& workspace) {
   using Tile = detail::ProductTile<T>;
-  const auto round_up = [](Index size, Index step) { return (size + step - 1) / step * step; };
   if (a.cols == 0 && !accumulate) {
     for (Index i = 0; i < a.rows; ++i) std::fill_n(c + i * c_stride, b.cols, T(0));
   }
-  const Index depth_block = std::min(a.cols, Tile::depth_block);
-  const Index row_block = std::min(round_up(a.rows, Tile::rows), Tile::row_block);
-  const Index col_block = std::min(round_up(b.cols, Tile::cols), Tile::col_block);
-  T* const a_panels = workspace.a_panels.reserve(depth_block * row_block);
-  T* const b_panels = workspace.b_panels.reserve(depth_block * col_block);
+  // Whole blocks even for small products, so that a workspace never grows again.
+  T* const a_panels = workspace.a_panels.reserve(Tile::depth_block * Tile::row_block);
+  T* const b_panels = workspace.b_panels.reserve(Tile::depth_block * Tile::col_block);
 
   for (Index col = 0; col < b.cols; col += Tile::col_block) {
     const Index cols = std::min(b.cols - col, Tile::col_block);

@@ -34,7 +34,7 @@ struct RmsNorm {
   Tensor4<Compute<S>> operator()(Tensor4<Compute<S>> heads) const {
     require_vector("rms_norm.weight", weight, heads.dimension(3));
     Buffer<Compute<S>> scratch;
-    (*this)(heads_view(heads.data(), heads), scratch);
+    (*this)(heads_view(heads), scratch);
     return heads;
   }
 };

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <span>
-#include <utility>
 #include <vector>
 #include <vha/core/activations.hpp>
 #include <vha/core/error.hpp>
@@ -40,9 +40,6 @@ class Rope {
           std::pow(theta, -static_cast<double>(i) / static_cast<double>(rotary_dim)));
     }
   }
-
-  /// Other frequencies, radians per token, one for each pair of channels (a scaled RoPE).
-  explicit Rope(std::vector<double> frequencies) : frequencies_(std::move(frequencies)) {}
 
   Index pairs() const { return static_cast<Index>(frequencies_.size()); }
   Index rotary_dim() const { return 2 * pairs(); }
@@ -89,7 +86,7 @@ class Rope {
             text(heads.dimension(3)));
     }
     Buffer<T> scratch;
-    (*this)(heads_view(heads.data(), heads), positions, scratch);
+    (*this)(heads_view(heads), positions, scratch);
     return heads;
   }
 

@@ -22,7 +22,7 @@ struct SoftmaxState {
   bool empty() const { return sum == 0; }
 
   /// Takes a block of logits in and turns them into weights relative to the new `max`. Returns the
-  /// factor by which what was accumulated before must be multiplied.
+  /// factor by which what was accumulated before must be multiplied. Precondition: one logit or more.
   T update(Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>> logits) {
     const T block_max = logits.maxCoeff();
     const T new_max = empty() ? block_max : std::max(max, block_max);
