@@ -104,7 +104,7 @@ TEST(Premix, MapsAreViewedInPlace) {
   tensor[3 * 4 + 2 * 4 + 1] = 77;
   EXPECT_EQ(maps[1](2, 1), 77);
   EXPECT_EQ(error_of([] { vha::view_premix_maps<float>(static_cast<float*>(nullptr), 2, 3, 4); }),
-            "weight: expected [3, 4], got a null pointer");
+            "weight: expected [6, 4], got a null pointer");
   EXPECT_EQ(error_of([&] { vha::view_premix_maps<float>(tensor.data(), 2, -3, 4); }),
             "premix: expected sizes of 0 or more, got -3");
 }
