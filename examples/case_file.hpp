@@ -3,10 +3,12 @@
 #pragma once
 
 #include <charconv>
+#include <cmath>
 #include <concepts>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,10 +25,8 @@ struct CaseTensor {
 class CaseFile {
  public:
   explicit CaseFile(const std::filesystem::path& path) : file_(path) {
-    const std::string kind = text("kind", "");
-    if (kind != "vha" && kind != "vha-grad") {
-      vha::raise(label("kind"), "\"vha\" or \"vha-grad\"", '"' + kind + '"');
-    }
+    require(text("kind", ""), "kind", {"vha", "vha-grad"});
+    require(text("format", "vha-case-1"), "format", {"vha-case-1"});
   }
 
   std::string text(const std::string& key, const std::optional<std::string>& fallback = {}) const {
@@ -43,16 +43,14 @@ class CaseFile {
     Number result = 0;
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), result);
     if (error != std::errc() || end != value.data() + value.size()) {
-      vha::raise(label(key), "a number", '"' + value + '"');
+      vha::raise(label(key), "a number", quoted(value));
     }
     return result;
   }
 
   bool flag(const std::string& key) const {
     const std::string value = text(key);
-    if (value != "true" && value != "false") {
-      vha::raise(label(key), "\"true\" or \"false\"", '"' + value + '"');
-    }
+    require(value, key, {"true", "false"});
     return value == "true";
   }
 
@@ -127,6 +125,7 @@ class CaseFile {
   std::vector<vha::Weight<S>> matrices(const std::string& name) const {
     const CaseTensor from = tensor(name, 3);
     std::vector<vha::Weight<S>> result;
+    if (from.values.empty()) vha::raise(label(name), "one matrix or more", "none");
     for (std::int64_t i = 0; i < from.shape[0]; ++i) {
       result.push_back(stored<S>(from.values.data() + i * from.shape[1] * from.shape[2],
                                  from.shape[1], from.shape[2]));
@@ -172,11 +171,44 @@ class CaseFile {
     weights.premix.maps = matrices<S>("weights.premix");
     weights.postmix.a = weight<S>("weights.postmix_a");
     weights.postmix.b = weight<S>("weights.postmix_b");
+    vha::require_size(label("postmix_rank"), number<vha::Index>("postmix_rank"),
+                      weights.postmix.rank());
     if constexpr (!std::same_as<Gate, vha::NoGate>) weights.gate.projection = linear("gate");
     return vha::VhaAttention<S, Gate>(config(), std::move(weights));
   }
 
+  /// The positions `[batch, tokens]`, whole numbers.
+  std::vector<vha::Position> positions(vha::Index batch, vha::Index tokens) const {
+    const CaseTensor from = tensor("positions", 2);
+    if (from.shape != std::vector<std::int64_t>{batch, tokens}) {
+      vha::raise(label("positions"), vha::shape_text(batch, tokens),
+                 vha::shape_text(from.shape[0], from.shape[1]));
+    }
+    std::vector<vha::Position> result;
+    for (const double value : from.values) {
+      if (!(value >= 0 && value <= 2147483647.0) || value != std::floor(value)) {
+        vha::raise(label("positions"), "whole numbers from 0 to 2^31 - 1", vha::text(value));
+      }
+      result.push_back(static_cast<vha::Position>(value));
+    }
+    return result;
+  }
+
  private:
+  static std::string quoted(const std::string& value) {
+    return '"' + std::string(vha::checkpoint::detail::printable(value)) + '"';
+  }
+
+  void require(const std::string& value, const std::string& key,
+               std::initializer_list<std::string> allowed) const {
+    std::string expected;
+    for (const auto& one : allowed) {
+      if (value == one) return;
+      expected += (expected.empty() ? "" : " or ") + quoted(one);
+    }
+    vha::raise(label(key), expected, quoted(value));
+  }
+
   std::string label(const std::string& part) const { return file_.path().string() + ": " + part; }
 
   template <class S>

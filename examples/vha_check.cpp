@@ -15,6 +15,7 @@
 #include <limits>
 #include <map>
 #include <string>
+#include <system_error>
 #include <vector>
 #include <vha/checkpoint/safetensors_writer.hpp>
 
@@ -54,11 +55,7 @@ Tensors run(const Layer& layer, const CaseFile& file) {
   using T = typename Layer::T;
   const CaseTensor x = file.tensor("x", 3);
   const vha::Index batch = x.shape[0], tokens = x.shape[1], hidden = x.shape[2];
-  const CaseTensor positions = file.tensor("positions", 2);
-  if (positions.shape != std::vector<std::int64_t>{batch, tokens}) {
-    vha::raise("positions", vha::shape_text(batch, tokens),
-               vha::shape_text(positions.shape[0], positions.shape[1]));
-  }
+  const std::vector<vha::Position> positions = file.positions(batch, tokens);
   const auto prefill = std::min(tokens, file.number<vha::Index>("prefill", tokens));
   if (prefill < 1 && tokens > 0) vha::raise("prefill", "1 or more", std::to_string(prefill));
 
@@ -72,7 +69,7 @@ Tensors run(const Layer& layer, const CaseFile& file) {
     for (vha::Index row = 0; row < batch; ++row) {
       for (vha::Index k = 0; k < count; ++k) {
         const auto token = static_cast<std::size_t>(row * tokens + first + k);
-        chunk_positions.push_back(static_cast<vha::Position>(positions.values[token]));
+        chunk_positions.push_back(positions[token]);
         for (vha::Index c = 0; c < hidden; ++c) {
           chunk(row, k, c) = static_cast<T>(
               x.values[token * static_cast<std::size_t>(hidden) + static_cast<std::size_t>(c)]);
@@ -156,7 +153,9 @@ Verdict compare(const Tensors& steps, const CaseFile& file, double bound) {
     }
     if (!comparable) return verdict;
   }
-  if (compared == 0) vha::raise("case", "at least one expected tensor", "none");
+  if (compared == 0) {
+    vha::raise("case", "at least one of trace.*, folded.* and expected.out", "none of them");
+  }
   return verdict;
 }
 
@@ -233,13 +232,18 @@ int main(int argc, char** argv) {
   app.add_option("--bound", options.bound,
                  "largest difference that passes, relative to the tensor's largest value (default: "
                  "f64 1e-12, f32 2e-5, bf16 2e-2, f16 2e-3)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1e-300, 1e300));
   app.add_option("--write", options.write, "write every computed step of one CASE to this file");
   app.add_option("CASE", options.cases, "case files (safetensors)")->required();
   try {
     app.parse(argc, argv);
     if (!options.write.empty() && options.cases.size() != 1) {
       throw CLI::ValidationError("--write", "takes exactly one CASE");
+    }
+    std::error_code none;
+    if (!options.write.empty() &&
+        std::filesystem::equivalent(options.write, options.cases.front(), none)) {
+      throw CLI::ValidationError("--write", "would replace the CASE");
     }
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;

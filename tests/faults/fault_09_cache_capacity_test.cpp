@@ -96,9 +96,8 @@ TYPED_TEST(Fault09CacheCapacity, ALayerRefusesBeforeItWritesAnything) {
 }
 
 TYPED_TEST(Fault09CacheCapacity, SizesThatCannotBe) {
-  using Cache = vha::KvCache<TypeParam>;
   const auto error = [](Index batch, Index heads, Index key, Index value, Index capacity) {
-    return error_of([&] { Cache cache({batch, heads, key, value, capacity}); });
+    return error_of([&] { typename TestFixture::Cache cache({batch, heads, key, value, capacity}); });
   };
   EXPECT_EQ(error(1, 2, 6, 0, 0), "capacity: expected 1 or more, got 0");
   EXPECT_EQ(error(1, 2, 6, 0, -4), "capacity: expected 1 or more, got -4");
@@ -126,7 +125,6 @@ TEST(Fault09CacheSizes, MoreTokensThanCanBeCounted) {
   cache.commit(0, 3);
   EXPECT_TRUE(refuses([&] { cache.require_room(0, std::numeric_limits<Index>::max()); },
                       {"kv_cache", "at most 4"}));
-  EXPECT_TRUE(refuses([&] { cache.commit(0, -1); }, {"-1"}));
   EXPECT_EQ(cache.length(), 3);
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -62,10 +63,11 @@ class Attention {
   /// Throws Error where the configuration cannot be or a weight does not fit it.
   Attention(const AttentionConfig& config, Weights weights)
       : config_(validated(config)),
-        weights_(std::move(weights)),
-        rope_(config.rope_theta, config.rotated_channels()) {
-    weights_.validate(config_);
-  }
+        weights_((weights.validate(config), std::move(weights))),
+        rope_(config.rope_theta, config.rotated_channels()) {}
+  // Without moves of its own: a layer that was moved from stays what it was.
+  Attention(const Attention&) = default;
+  Attention& operator=(const Attention&) = default;
 
   const AttentionConfig& config() const { return config_; }
   const Weights& weights() const { return weights_; }
@@ -120,6 +122,14 @@ class Attention {
 
   static const AttentionConfig& validated(const AttentionConfig& config) {
     config.validate();
+    if (!is_finite(static_cast<T>(config.value_scale))) {
+      raise("value_scale", "a number in the range that the layer computes in",
+            text(config.value_scale));
+    }
+    if (config.rms_norm_eps > 0 && static_cast<T>(config.rms_norm_eps) == T(0)) {
+      raise("rms_norm_eps", "0, or a number in the range that the layer computes in",
+            text(config.rms_norm_eps));
+    }
     if (HeadDim != Eigen::Dynamic) require_size("head_dim (of the type)", HeadDim, config.head_dim);
     if (GroupSize != Eigen::Dynamic) {
       require_size("query_heads / kv_heads (of the type)", GroupSize, config.group_size());
@@ -171,16 +181,29 @@ class Attention {
       raise("out", shape_text(x.batch, x.tokens, x.channels),
             shape_text(out.batch, out.tokens, out.channels));
     }
+    require_memory("x", x);
+    require_memory("out", out);
     layout.validate(x.batch, x.tokens);
     if (cache == nullptr) return;
     const auto& shape = cache->shape();
     require_size("kv_cache.kv_heads", config_.kv_heads, shape.kv_heads);
     require_size("kv_cache.head_dim", config_.head_dim, shape.head_dim);
     require_size("kv_cache.value_dim", config_.head_dim, shape.value_dim);
-    require_size("kv_cache.batch", x.batch, shape.batch);
+    require_size("kv_cache.batch", x.batch, cache->batch());
     for (Index row = 0; row < x.batch; ++row) {
       cache->require_room(row, layout.length(row, x.tokens));
+      if (layout.positions.empty()) {
+        require_position(
+            "positions (behind the cached ones)",
+            std::max<Position>(0, cache->next_position(row) + layout.length(row, x.tokens) - 1));
+      }
     }
+  }
+
+  template <class X>
+  static void require_memory(std::string_view argument, const ActivationsView<X>& view) {
+    const bool is_empty = view.batch == 0 || view.tokens == 0;
+    if (view.data == nullptr && !is_empty) raise(argument, "values in memory", "a null pointer");
   }
 
   template <class X>

@@ -50,6 +50,14 @@ auto causal_attention(const Query& query, const Key& key, const Value& value,
   for (const int axis : {0, 1, 2}) {
     require_size(text("value.dimension(", axis, ")"), key.dimension(axis), value.dimension(axis));
   }
+  static_assert(
+      sizeof(typename Key::Scalar) <= sizeof(T) && sizeof(typename Value::Scalar) <= sizeof(T),
+      "vha::causal_attention: keys or values are wider than the queries' arithmetic");
+  require_positive("query.dimension(3) (head_dim)", head_dim);
+  if (options.window < 0) raise("window", "0 (none) or more", text(options.window));
+  if (!is_finite(options.scale) || options.scale < 0) {
+    raise("scale", "0 (1 / sqrt(head_dim)) or a positive number", text(options.scale));
+  }
   const Index group_size = heads / kv_heads;
   if (HeadDim != Eigen::Dynamic) require_size("head_dim (of the call)", HeadDim, head_dim);
   if (GroupSize != Eigen::Dynamic) {

@@ -91,6 +91,11 @@ VhaAttention<S> initialise_vha(const AttentionConfig& config,
   const Index physical_head_dim =
       options.physical_head_dim == 0 ? head_dim : options.physical_head_dim;
   require_positive("physical_head_dim", physical_head_dim);
+  for (const double std : {options.projection_std, options.premix_std, options.postmix_std}) {
+    if (!is_finite(std) || std < 0) raise("standard deviation", "a number of 0 or more", text(std));
+  }
+  checked_product("query", {config.hidden, config.group_size(), physical_head_dim, sizeof(S)});
+  checked_product("postmix", {config.query_heads, options.postmix_rank, sizeof(S)});
 
   NormalGenerator normal(options.seed);
   const auto projection = [&](Index in, Index out) {

@@ -63,7 +63,7 @@ class KvCache {
   KvCache copy() const { return *this; }
 
   const Shape& shape() const { return shape_; }
-  Index batch() const { return shape_.batch; }
+  Index batch() const { return static_cast<Index>(lengths_.size()); }  // 0 once moved from
   Index capacity() const { return shape_.capacity; }
   /// Tokens in sequence `row`.
   Index length(Index row = 0) const { return lengths_[checked_row(row)]; }
@@ -91,17 +91,21 @@ class KvCache {
   /// `uncommitted` tokens that were written behind them. Throws Error where there is no such row.
   /// Precondition: as many tokens were written.
   HeadsView<const S> keys(Index row, Index uncommitted = 0) const {
+    require_room(row, uncommitted);
     return heads(keys_.data(), shape_.head_dim, row, 0, length(row) + uncommitted);
   }
   HeadsView<const S> values(Index row, Index uncommitted = 0) const {
+    require_room(row, uncommitted);
     return heads(values_.data(), shape_.value_dim, row, 0, length(row) + uncommitted);
   }
   std::span<const Position> positions(Index row, Index uncommitted = 0) const {
+    require_room(row, uncommitted);
     return {all_positions(row), static_cast<std::size_t>(length(row) + uncommitted)};
   }
 
   /// Throws Error unless `tokens` more fit into sequence `row`.
   void require_room(Index row, Index tokens) const {
+    if (tokens < 0) raise("tokens", "0 or more", text(tokens));
     if (tokens > capacity() - length(row)) {
       raise("kv_cache", text("at most ", capacity(), " tokens (its capacity)"),
             text(length(row) + tokens, " in sequence ", row));
@@ -119,6 +123,9 @@ class KvCache {
     require_size("positions.size()", keys.tokens, static_cast<Index>(positions.size()));
     require_size("keys.groups (kv_heads)", shape_.kv_heads, keys.groups);
     require_size("values.groups (kv_heads)", shape_.kv_heads, values.groups);
+    require_size("keys.group_size", 1, keys.group_size);
+    require_size("values.group_size", 1, values.group_size);
+    for (const Position position : positions) require_position("positions", position);
     require_room(row, keys.tokens);
     write(row, 0, keys, values, positions);
     commit(row, keys.tokens);

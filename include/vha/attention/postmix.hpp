@@ -42,8 +42,9 @@ struct Postmix {
 
   Index rank() const { return a.cols(); }
 
-  /// M in double, `[query_heads, query_heads]`.
+  /// M in double, `[query_heads, query_heads]`. Throws Error where A and B do not fit each other.
   RowMajorMatrix<double> dense() const {
+    require_shape(a.rows());
     RowMajorMatrix<double> mixing = b.template to<double>() * a.template to<double>().transpose();
     if (residual) mixing.diagonal().array() += 1;
     return mixing;
@@ -96,7 +97,10 @@ struct Postmix {
 
   /// Throws Error unless A and B are `[query_heads, rank]` with the same rank.
   void require_shape(Index query_heads) const {
-    if (a.empty()) raise("postmix.a", text("[", query_heads, ", rank]"), "no matrix");
+    if (a.size() == 0) {
+      raise("postmix.a", text("[", query_heads, ", rank], rank 1 or more"),
+            shape_text(a.rows(), a.cols()));
+    }
     vha::require_shape("postmix.a", a, query_heads, rank());
     vha::require_shape("postmix.b", b, query_heads, rank());
   }

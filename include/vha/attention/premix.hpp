@@ -80,7 +80,7 @@ struct Premix {
     require_size("premix.maps.size() (one map for each of kv_heads)", groups, kv_heads());
     for (Index group = 0; group < groups; ++group) {
       const auto& map = maps[static_cast<std::size_t>(group)];
-      if (map.empty()) raise(text("premix.maps[", group, "]"), "a matrix", "none");
+      if (map.size() == 0) raise(text("premix.maps[", group, "]"), "a matrix", "none");
       vha::require_shape(text("premix.maps[", group, "]"), map, physical_head_dim(), head_dim);
     }
   }

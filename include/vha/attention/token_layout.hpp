@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <string_view>
 #include <vha/core/error.hpp>
 #include <vha/core/sizes.hpp>
 #include <vha/ops/rope.hpp>
@@ -33,9 +34,7 @@ struct TokenLayout {
                  ssize(positions));
     for (Index row = 0; row < batch; ++row) {
       for (const Position position : row_positions(row, tokens)) {
-        if (position < 0 || position > std::numeric_limits<std::int32_t>::max()) {
-          raise("positions", "0 to 2^31 - 1", text(position));
-        }
+        require_position("positions", position);
       }
     }
   }

@@ -149,7 +149,10 @@ class Buffer {
  public:
   /// At least `size` elements, aligned for Eigen's packets.
   T* reserve(Index size) {
-    if (size > storage_.size()) storage_.resize(size);
+    if (size > storage_.size()) {
+      storage_.resize(0);  // else Eigen keeps a freed address where the allocation throws
+      storage_.resize(size);
+    }
     return storage_.data();
   }
 

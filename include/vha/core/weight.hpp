@@ -31,6 +31,9 @@ class Weight {
 
   /// No weight, as an absent bias.
   Weight() = default;
+  // Without moves of its own: a weight that was moved from stays what it was.
+  Weight(const Weight&) = default;
+  Weight& operator=(const Weight&) = default;
 
   /// A copy of `matrix`; a column vector becomes `[1, size]`.
   template <class Derived>
@@ -50,14 +53,14 @@ class Weight {
   }
 
   /// Views `rows` x `cols` elements at `data`, of any alignment, `row_stride` and `col_stride`
-  /// elements apart. `data` points to `S`, or to bits of it: any trivial type of 1 byte or of S's
+  /// elements apart. `data` points to `S`, or to bits of it: std::byte or a character type, any trivial type of S's
   /// own size, such as `std::uint16_t` for a bfloat16, or void.
   template <class Bits>
   static Weight view(const Bits* data, Index rows, Index cols, Index row_stride, Index col_stride) {
     static_assert(holds_bits<Bits>(),
                   "vha::Weight<S>::view: the pointer must be to S, to bytes, to void, or (bfloat16 "
                   "and half) to a trivial type of 2 bytes; name the stored scalar as S");
-    const Index size = checked_product("weight", {rows, cols});
+    const Index size = checked_product("weight", {rows, cols, sizeof(S)});
     if (size > 0 && data == nullptr) raise("weight", shape_text(rows, cols), "a null pointer");
     Weight weight;
     weight.view_ = {reinterpret_cast<const std::byte*>(data), rows, cols, row_stride, col_stride};
@@ -82,7 +85,8 @@ class Weight {
     return view(data, 1, size, size, 1);
   }
 
-  bool empty() const { return view_.rows == 0 || view_.cols == 0; }
+  /// True where there is no weight at all.
+  bool empty() const { return view_.rows == 0 && view_.cols == 0; }
   Index rows() const { return view_.rows; }
   Index cols() const { return view_.cols; }
   Index size() const { return view_.rows * view_.cols; }
@@ -103,13 +107,22 @@ class Weight {
     copy_elements(view_, target);
   }
 
-  /// The weight stored as `T`, each element rounded once; itself where `T` is `S`.
+  /// The weight stored as `T`, each element rounded once; itself where `T` is `S`. Throws Error where
+  /// a number is beyond `T`'s range.
   template <StorageScalar T>
   Weight<T> cast() const {
     if constexpr (std::same_as<T, S>) {
       return *this;
     } else {
-      return Weight<T>::own(to<T>());
+      RowMajorMatrix<T> stored = to<T>();
+      for (Index k = 0; k < stored.size(); ++k) {
+        const S source = view_(k / cols(), k % cols());
+        if (!is_finite(stored.data()[k]) && is_finite(source)) {
+          raise("weight", "elements in the range of the new type",
+                text(static_cast<double>(source)));
+        }
+      }
+      return Weight<T>::own(std::move(stored));
     }
   }
 
@@ -120,7 +133,8 @@ class Weight {
       return true;
     } else {
       const bool any_two_bytes = sizeof(S) == 2 && !StorageScalar<Bits> && sizeof(Bits) == 2;
-      const bool is_bytes = sizeof(Bits) == 1;
+      const bool is_bytes = std::same_as<Bits, std::byte> || std::same_as<Bits, char> ||
+                            std::same_as<Bits, unsigned char>;
       return std::is_trivially_copyable_v<Bits> &&
              (std::same_as<Bits, S> || any_two_bytes || is_bytes);
     }

@@ -22,6 +22,7 @@ namespace detail {
 
 template <StorageScalar S>
 double rounding_error(const Weight<S>& stored, const RowMajorMatrix<double>& exact) {
+  require_shape("folded weight", stored, exact.rows(), exact.cols());
   double largest = 0;
   double largest_error = 0;
   for (Index i = 0; i < exact.rows(); ++i) {
@@ -77,6 +78,9 @@ FoldReport compare_outputs(const X& expected, const Y& actual) {
 /// shape, or an output is not finite.
 template <class Layer, class Folded, Activations X>
 FoldReport fold_report(const Layer& layer, const Folded& folded, const X& x) {
+  require_size("folded.config().query_heads", layer.config().query_heads,
+               folded.config().query_heads);
+  require_size("folded.config().head_dim", layer.config().head_dim, folded.config().head_dim);
   FoldReport report = compare_outputs(layer.forward(x), folded.forward(x));
   using From = typename Layer::Weights;
   using To = typename Folded::Weights;

@@ -113,9 +113,9 @@ Linear<To> fold_premix(const Linear<S>& query, const Premix<S, A>& premix) {
   if (premix.maps.empty()) raise("premix.maps", "a map for each of kv_heads", "none");
   premix.require_shape(premix.kv_heads(), premix.maps.front().cols());
   const Index physical_head_dim = premix.physical_head_dim();
-  if (physical_head_dim == 0 || query.out() % physical_head_dim != 0) {
+  if (physical_head_dim == 0 || query.out() == 0 || query.out() % physical_head_dim != 0) {
     raise("query.weight",
-          text("a multiple of ", physical_head_dim, " (Premix's input width) columns"),
+          text("a positive multiple of ", physical_head_dim, " (Premix's input width) columns"),
           shape_text(query.in(), query.out()));
   }
   Linear<To> folded;
@@ -135,8 +135,8 @@ Linear<To> fold_postmix(const Linear<S>& output, const Postmix<S, A>& postmix) {
                 "vha::fold_postmix: an activation stands between Postmix and W_O, so Postmix does "
                 "not fold; serve the layer as it is");
   postmix.require_shape(postmix.a.rows());
-  if (output.in() % postmix.a.rows() != 0) {
-    raise("output.weight", text("a multiple of ", postmix.a.rows(), " (query heads) rows"),
+  if (output.in() == 0 || output.in() % postmix.a.rows() != 0) {
+    raise("output.weight", text("a positive multiple of ", postmix.a.rows(), " (query heads) rows"),
           shape_text(output.in(), output.out()));
   }
   return {Weight<To>::own(folded_output<To>("output.weight", output.weight, postmix.dense())),

@@ -77,7 +77,7 @@ void multiply_tile(Index depth, const T* a, const T* b, T* c, Index c_stride, In
       sums[row][1] = packet::pmadd(a_row, b1, sums[row][1]);
     });
   }
-  alignas(EIGEN_MAX_ALIGN_BYTES) T spill[Tile::cols];
+  alignas(Packet) T spill[Tile::cols];
   each_row([&](auto row) {
     if (static_cast<Index>(row) >= rows) return;
     T* target = c + static_cast<Index>(row) * c_stride;

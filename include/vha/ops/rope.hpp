@@ -4,7 +4,9 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
+#include <string_view>
 #include <vector>
 #include <vha/core/activations.hpp>
 #include <vha/core/error.hpp>
@@ -15,6 +17,14 @@ namespace vha {
 
 /// Where a token stands in its sequence, counted from 0.
 using Position = std::int64_t;
+
+/// Throws Error naming `argument` unless `position` is in the range in which RoPE's angles are exact to
+/// 1e-6 rad, from 0 to 2^31 - 1.
+inline void require_position(std::string_view argument, Position position) {
+  if (position < 0 || position > std::numeric_limits<std::int32_t>::max()) {
+    raise(argument, "0 to 2^31 - 1", text(position));
+  }
+}
 
 /// Rotary position embedding in its half-rotation form: of the first `rotary_dim` channels, channel
 /// `i` and channel `i + rotary_dim / 2` are turned together by the angle position · frequency_i,

@@ -27,7 +27,10 @@ struct SoftmaxState {
     const T block_max = logits.maxCoeff();
     const T new_max = empty() ? block_max : std::max(max, block_max);
     const T factor = rescale_to(new_max);
-    logits = (logits - new_max).exp();
+    // Eigen's vector exponential stops at the smallest normal number; a weight below it is 0.
+    static const T least = std::log(std::numeric_limits<T>::min());
+    logits -= new_max;
+    logits = (logits < least).select(T(0), logits.exp());
     sum += logits.sum();
     return factor;
   }
