@@ -45,8 +45,12 @@ TYPED_TEST(Fault01HeadOrder, ConsecutiveHeadsShareAKvHead) {
     Index physical_heads, kv_heads, head_dim;
     double output;
   };
-  for (const Case& c : {Case{2, 2, 2, 2211}, {3, 2, 2, 222111}, {2, 3, 4, 332211}, {1, 3, 2, 321},
-                        {4, 1, 2, 1111}, {1, 1, 6, 1}}) {
+  for (const Case& c : {Case{2, 2, 2, 2211},
+                        {3, 2, 2, 222111},
+                        {2, 3, 4, 332211},
+                        {1, 3, 2, 321},
+                        {4, 1, 2, 1111},
+                        {1, 1, 6, 1}}) {
     // The weights 1, 10, 100 and so on are numbers of a narrow scalar only up to a point.
     if (sizeof(TypeParam) == 2 && c.output > 3000) continue;
     const auto layer = digit_layer<TypeParam>(c.physical_heads, c.kv_heads, c.head_dim);
@@ -155,9 +159,9 @@ TEST(Fault01HeadOrderOfALayer, NoWrongReadingAgrees) {
                                 naive::forward(layer, tokens, laws::counted_positions(9)).out);
     };
     const auto layer = laws::library_layer<vha::VhaAttention<double>>(right);
-    for (const auto& outputs : {layer.forward(x), vha::fold_vha(layer).forward(x),
-                                vha::fold_premix(layer).forward(x),
-                                vha::fold_postmix(layer).forward(x)}) {
+    for (const auto& outputs :
+         {layer.forward(x), vha::fold_vha(layer).forward(x), vha::fold_premix(layer).forward(x),
+          vha::fold_postmix(layer).forward(x)}) {
       EXPECT_LE(distance(outputs, right), 1e-12) << shape.name;
       EXPECT_GT(distance(outputs, premix_transposed), 1e-2) << shape.name;
       EXPECT_GT(distance(outputs, postmix_transposed), 1e-2) << shape.name;

@@ -83,7 +83,8 @@ TYPED_TEST(Fault04PositionsPerRow, AThousandMoreChangesNothing) {
     const auto layer = random_layer<typename TestFixture::Layer>(config, random);
     const Matrix x = random_matrix<typename TestFixture::Number>(9, config.hidden, random);
     const auto shifted = counted(9, 1000);
-    EXPECT_LE(largest_difference(layer.forward(x, {.positions = shifted}), layer.forward(x)), limit);
+    EXPECT_LE(largest_difference(layer.forward(x, {.positions = shifted}), layer.forward(x)),
+              limit);
 
     // Given to the prefill alone, decoding goes on from there; a cache in double adds no rounding.
     vha::KvCache<double> cache(config, 1, 9);
@@ -101,8 +102,8 @@ TYPED_TEST(Fault04PositionsPerRow, AThousandMoreChangesNothing) {
     auto positions = counted(9);
     positions.insert(positions.end(), shifted.begin(), shifted.end());
     const auto both = layer.forward(batch, {.positions = positions});
-    EXPECT_TRUE(same_bits(Eigen::Map<const Matrix>(both.data(), 9, config.hidden),
-                          layer.forward(x)));
+    EXPECT_TRUE(
+        same_bits(Eigen::Map<const Matrix>(both.data(), 9, config.hidden), layer.forward(x)));
     EXPECT_TRUE(same_bits(Eigen::Map<const Matrix>(both.data() + x.size(), 9, config.hidden),
                           layer.forward(x, {.positions = shifted})));
   }

@@ -44,12 +44,8 @@ TYPED_TEST(Fault06QkNorm, ALayerNormsThenTurns) {
   w.value.weight = w.key.weight;
   w.output.weight = weight<TypeParam>(8, 1, {1, 1, 1, 1, 1, 1, 1, 1});
   w.q_norm = w.k_norm = weight<TypeParam>(1, 4, {1, 2, 3, 4});
-  const vha::GqaAttention<TypeParam> layer({.hidden = 1,
-                                            .head_dim = 4,
-                                            .query_heads = 2,
-                                            .kv_heads = 1,
-                                            .rms_norm_eps = 0},
-                                           w);
+  const vha::GqaAttention<TypeParam> layer(
+      {.hidden = 1, .head_dim = 4, .query_heads = 2, .kv_heads = 1, .rms_norm_eps = 0}, w);
   const auto x = matrix<T>(2, 1, {3, 1});
   RowMajorMatrix<T> out(2, 1);
   vha::AttentionWorkspace<T> workspace;

@@ -32,8 +32,8 @@ TYPED_TEST(Fault08CausalAlignment, QueriesAreTheLastOfTheKeys) {
   vha::Tensor4<TypeParam> query(1, 2, 1, 2), key(1, 5, 1, 2), value(1, 5, 1, 1);
   query.setZero();
   key.setConstant(vha::convert<TypeParam>(0.75));
-  value.setValues({{{{TypeParam(1)}}, {{TypeParam(2)}}, {{TypeParam(3)}}, {{TypeParam(4)}},
-                    {{TypeParam(5)}}}});
+  value.setValues(
+      {{{{TypeParam(1)}}, {{TypeParam(2)}}, {{TypeParam(3)}}, {{TypeParam(4)}}, {{TypeParam(5)}}}});
   const auto out = vha::causal_attention(query, key, value);
   EXPECT_EQ(std::vector<double>(out.data(), out.data() + 2), expected);
 }

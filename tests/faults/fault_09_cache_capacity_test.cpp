@@ -61,8 +61,8 @@ TYPED_TEST(Fault09CacheCapacity, ALayerRefusesBeforeItWritesAnything) {
   using T = vha::Compute<TypeParam>;
   using Layer = vha::VhaAttention<TypeParam>;
   Random random(2);
-  const auto layer = random_layer<Layer>(
-      {.hidden = 5, .head_dim = 6, .query_heads = 4, .kv_heads = 2}, random);
+  const auto layer =
+      random_layer<Layer>({.hidden = 5, .head_dim = 6, .query_heads = 4, .kv_heads = 2}, random);
   const auto x = random_matrix<T>(6, 5, random);
   vha::KvCache<TypeParam> cache(layer.config(), 1, 4), enough(layer.config(), 1, 6);
   layer.forward(x.topRows(3), cache);
@@ -97,7 +97,9 @@ TYPED_TEST(Fault09CacheCapacity, ALayerRefusesBeforeItWritesAnything) {
 
 TYPED_TEST(Fault09CacheCapacity, SizesThatCannotBe) {
   const auto error = [](Index batch, Index heads, Index key, Index value, Index capacity) {
-    return error_of([&] { typename TestFixture::Cache cache({batch, heads, key, value, capacity}); });
+    return error_of([&] {
+      typename TestFixture::Cache cache({batch, heads, key, value, capacity});
+    });
   };
   EXPECT_EQ(error(1, 2, 6, 0, 0), "capacity: expected 1 or more, got 0");
   EXPECT_EQ(error(1, 2, 6, 0, -4), "capacity: expected 1 or more, got -4");
@@ -116,8 +118,11 @@ TYPED_TEST(Fault09CacheCapacity, SizesThatCannotBe) {
 // Products that fit, but whose sum does not.
 TEST(Fault09CacheSizes, KeysAndValuesTogether) {
   const Index half = Index(1) << 62;
-  EXPECT_TRUE(refuses([&] { vha::KvCache<float> cache({1, 1, half, half, 1}); },
-                      {"cache", "at most 9223372036854775807"}));
+  EXPECT_TRUE(refuses(
+      [&] {
+        vha::KvCache<float> cache({1, 1, half, half, 1});
+      },
+      {"cache", "at most 9223372036854775807"}));
 }
 
 TEST(Fault09CacheSizes, MoreTokensThanCanBeCounted) {

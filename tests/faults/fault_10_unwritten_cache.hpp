@@ -22,8 +22,8 @@ class Fault10UnwrittenCache : public testing::Test {
                                       Index capacity, S filler, Position position) {
     vha::KvCache<S> cache(config, batch, capacity);
     const std::vector<S> heads(static_cast<std::size_t>(capacity * config.kv_width()), filler);
-    const auto view = vha::token_major_heads(heads.data(), capacity, config.kv_heads, Index(1),
-                                             config.head_dim);
+    const auto view =
+        vha::token_major_heads(heads.data(), capacity, config.kv_heads, Index(1), config.head_dim);
     const std::vector<Position> positions(static_cast<std::size_t>(capacity), position);
     for (Index row = 0; row < batch; ++row) {
       cache.append(row, view, view, positions);
@@ -179,7 +179,8 @@ TYPED_TEST(Fault10UnwrittenCache, InAWorkspaceThatSawNaN) {
     for (const Number filler : {nan_of<Number>, std::numeric_limits<Number>::infinity()}) {
       for (const Index tokens : {3, 7, 31}) {
         typename TestFixture::Layer::Workspace workspace;
-        RowMajorMatrix<Number> poison = RowMajorMatrix<Number>::Constant(tokens, config.hidden, filler);
+        RowMajorMatrix<Number> poison =
+            RowMajorMatrix<Number>::Constant(tokens, config.hidden, filler);
         RowMajorMatrix<Number> out = poison;
         layer.forward_into(poison, out, workspace);
         out.resize(7, config.hidden);

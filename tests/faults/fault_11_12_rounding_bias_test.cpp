@@ -97,18 +97,18 @@ TYPED_TEST(Fault11Fold, EveryElementIsRoundedOnce) {
   constexpr Index hidden = 33, d = 16, physical = 3, groups = 2, heads = 6;
   const double error = std::is_same_v<S, double> ? 1e-14 : 1e-12;
   Random random(4);
-  const auto w = random_layer<vha::VhaAttention<S>>(
-                     {.hidden = hidden, .head_dim = d, .query_heads = heads, .kv_heads = groups},
-                     random)
-                     .weights();
+  const auto w =
+      random_layer<vha::VhaAttention<S>>(
+          {.hidden = hidden, .head_dim = d, .query_heads = heads, .kv_heads = groups}, random)
+          .weights();
   const auto query = w.query.weight.template to<double>();
   const auto query_product = [&](Index row, Index col) {
     const Index head = col / d, i = head % physical;
     const auto& map = w.premix.maps[static_cast<std::size_t>(head / physical)];
     long double sum = 0;
     for (Index c = 0; c < d; ++c) {
-      sum += static_cast<long double>(query(row, i * d + c)) *
-             vha::convert<double>(map(c, col % d));
+      sum +=
+          static_cast<long double>(query(row, i * d + c)) * vha::convert<double>(map(c, col % d));
     }
     return sum;
   };
@@ -123,12 +123,13 @@ TYPED_TEST(Fault11Fold, EveryElementIsRoundedOnce) {
     }
     return sum;
   };
-  EXPECT_EQ(wrongly_rounded(vha::fold_premix<S>(w.query, w.premix).weight, error, query_product), 0);
-  EXPECT_EQ(wrongly_rounded(vha::fold_postmix<S>(w.output, w.postmix).weight, error, output_product),
+  EXPECT_EQ(wrongly_rounded(vha::fold_premix<S>(w.query, w.premix).weight, error, query_product),
             0);
-  EXPECT_EQ(wrongly_rounded(vha::fold_premix<bfloat16>(w.query, w.premix).weight, error,
-                            query_product),
-            0);
+  EXPECT_EQ(
+      wrongly_rounded(vha::fold_postmix<S>(w.output, w.postmix).weight, error, output_product), 0);
+  EXPECT_EQ(
+      wrongly_rounded(vha::fold_premix<bfloat16>(w.query, w.premix).weight, error, query_product),
+      0);
   // What is wrong is noticed: the fold rounded on its way through bfloat16.
   if constexpr (std::is_same_v<S, float>) {
     const auto twice = vha::fold_premix<bfloat16>(w.query, w.premix).weight.template cast<float>();

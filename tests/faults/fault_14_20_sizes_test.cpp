@@ -20,8 +20,8 @@ TEST(Fault14HeadDim, IsNotHiddenByHeads) {
 }
 
 TEST(Fault14HeadDim, OfAFoldedLayer) {
-  const auto folded = vha::fold_vha(vha::initialise_vha<float>(
-      {.hidden = 64, .head_dim = 16, .query_heads = 8, .kv_heads = 2}));
+  const auto folded = vha::fold_vha(
+      vha::initialise_vha<float>({.hidden = 64, .head_dim = 16, .query_heads = 8, .kv_heads = 2}));
   EXPECT_EQ(folded.weights().query.in(), 64);
   EXPECT_EQ(folded.weights().query.out(), 128);
   EXPECT_EQ(folded.weights().output.in(), 128);
@@ -49,8 +49,8 @@ TEST(Fault20Sizes, OfAConfiguration) {
   using Config = vha::AttentionConfig;
   for (const Index odd : {65, 1, 127}) {
     const auto error = with(&Config::head_dim, odd);
-    for (const auto& part : {std::string("head_dim"), std::string("must be even"),
-                             vha::text("got ", odd)}) {
+    for (const auto& part :
+         {std::string("head_dim"), std::string("must be even"), vha::text("got ", odd)}) {
       EXPECT_NE(error.find(part), std::string::npos) << error;
     }
   }
@@ -58,7 +58,8 @@ TEST(Fault20Sizes, OfAConfiguration) {
             "query_heads: expected a multiple of kv_heads = 2, got 7");
   EXPECT_EQ(with(&Config::query_heads, 1),
             "query_heads: expected a multiple of kv_heads = 2, got 1");
-  EXPECT_EQ(with(&Config::kv_heads, 12), "query_heads: expected a multiple of kv_heads = 12, got 6");
+  EXPECT_EQ(with(&Config::kv_heads, 12),
+            "query_heads: expected a multiple of kv_heads = 12, got 6");
   for (const Index none : {Index(0), Index(-2), std::numeric_limits<Index>::min()}) {
     const std::string rest = vha::text(": expected 1 or more, got ", none);
     EXPECT_EQ(with(&Config::query_heads, none), "query_heads" + rest);
@@ -88,16 +89,17 @@ TEST(Fault20Sizes, OfPremix) {
   EXPECT_EQ(error({map(4, 4), map(5, 4)}), "premix.maps[1]: expected [4, 4], got [5, 4]");
   EXPECT_EQ(error({map(4, 4), {}}), "premix.maps[1]: expected a matrix, got none");
   for (const std::size_t count : {0U, 1U, 3U, 6U}) {
-    EXPECT_EQ(error({count, map(4, 4)}),
-              vha::text("premix.maps.size() (one map for each of kv_heads): expected 2, got ",
-                        count));
+    EXPECT_EQ(
+        error({count, map(4, 4)}),
+        vha::text("premix.maps.size() (one map for each of kv_heads): expected 2, got ", count));
   }
   // A map of another height is a rectangular Premix, for which the query projection is too wide.
   EXPECT_EQ(error({map(5, 4), map(5, 4)}), "query.weight: expected [8, 15], got [8, 12]");
   EXPECT_EQ(error_of([&] {
               vha::fold_premix<float>(good.query, vha::Premix<float>{{map(5, 4), map(5, 4)}});
             }),
-            "query.weight: expected a multiple of 5 (Premix's input width) columns, got [8, 12]");
+            "query.weight: expected a positive multiple of 5 (Premix's input width) columns, got "
+            "[8, 12]");
 }
 
 TEST(Fault20Sizes, OfTheCoresOperands) {

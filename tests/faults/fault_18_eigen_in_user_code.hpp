@@ -113,8 +113,8 @@ TYPED_TEST(Fault18Eigen, InputsInEveryForm) {
   EXPECT_TRUE(same_bits(layer.forward(tensor), expected));
   const Eigen::TensorMap<const vha::Tensor3<Number>> map(memory.data() + 1, 1, 7, 9);
   EXPECT_TRUE(same_bits(layer.forward(map), expected));
-  const Eigen::Tensor<Number, 3> turned_tensor = tensor.swap_layout().shuffle(
-      Eigen::array<int, 3>{2, 1, 0});
+  const Eigen::Tensor<Number, 3> turned_tensor =
+      tensor.swap_layout().shuffle(Eigen::array<int, 3>{2, 1, 0});
   EXPECT_TRUE(same_bits(layer.forward(turned_tensor), expected));
   for (Index k = 0; k < 63; ++k) {
     memory[static_cast<std::size_t>(2 * k + 1)] = x.data()[k];
@@ -158,9 +158,9 @@ TYPED_TEST(Fault18Eigen, WeightsAtAnyAddress) {
       auto w = layer.weights();
       const auto move = [&](Weight<Scalar>& weight) {
         const Index in = weight.rows(), out = weight.cols();
-        const auto source =
-            transposed ? RowMajorMatrix<Scalar>(weight.template to<Scalar>().transpose())
-                       : weight.template to<Scalar>();
+        const auto source = transposed
+                                ? RowMajorMatrix<Scalar>(weight.template to<Scalar>().transpose())
+                                : weight.template to<Scalar>();
         auto& file = files.emplace_back(offset + sizeof(Scalar) * std::size_t(source.size()));
         std::memcpy(file.data() + offset, source.data(), file.size() - offset);
         weight = transposed ? Weight<Scalar>::view_out_in(file.data() + offset, in, out)

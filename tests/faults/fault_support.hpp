@@ -110,8 +110,7 @@ Weight<S> weight(Index rows, Index cols, const std::vector<double>& values) {
 
 template <class S>
 RowMajorMatrix<S> random_matrix(Index rows, Index cols, Random& random, double scale = 1) {
-  return matrix<S>(rows, cols,
-                   random.values<S>(static_cast<std::size_t>(rows * cols), scale));
+  return matrix<S>(rows, cols, random.values<S>(static_cast<std::size_t>(rows * cols), scale));
 }
 
 /// The row-major elements of a weight in double.
@@ -205,8 +204,8 @@ struct Core {
         vha::token_major_heads(key.data(), keys(), groups, 1, head_dim),
         vha::token_major_heads(value.data(), keys(), groups, 1, value_dim),
         std::span<const Position>(query_positions), std::span<const Position>(key_positions),
-        {scale, {window}}, vha::token_major_heads(out.data(), tokens(), groups, group_size, value_dim),
-        workspace);
+        {scale, {window}},
+        vha::token_major_heads(out.data(), tokens(), groups, group_size, value_dim), workspace);
     return out;
   }
 };

@@ -39,13 +39,19 @@ template <class X>
 concept EigenTensor = std::is_base_of_v<Eigen::TensorBase<X, Eigen::ReadOnlyAccessors>, X> ||
     std::is_base_of_v<Eigen::TensorBase<X, Eigen::WriteAccessors>, X>;
 
+// An Eigen::TensorRef holds an expression; its data() is null.
+template <class X>
+inline constexpr bool is_tensor_ref = false;
+template <class Plain>
+inline constexpr bool is_tensor_ref<Eigen::TensorRef<Plain>> = true;
+
 /// True for a matrix or a tensor that stands in memory, false for an expression of one.
 template <class X>
 constexpr bool stands_in_memory() {
   if constexpr (EigenMatrix<X>) {
     return (X::Flags & Eigen::DirectAccessBit) != 0;
   } else {
-    return requires(X & x) {
+    return !is_tensor_ref<X> && requires(X x) {
       x.dimensions();
       x.data();
     };
