@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fault: a full cache that overwrites its oldest or its neighbour's tokens, or is left half written.
+// Fault: a full cache that overwrites its oldest or its neighbour's tokens, or is left half
+// written.
 
 #include "fault_support.hpp"
 

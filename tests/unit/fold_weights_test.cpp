@@ -54,8 +54,8 @@ TYPED_TEST_SUITE(FoldWeightsOf, Scalars);
 TYPED_TEST(FoldWeightsOf, QueryBlocksAreTimesTheirMapRoundedOnce) {
   using S = TypeParam;
   // More rows than are folded at a time, square maps and both kinds of rectangular ones.
-  for (const auto& [hidden, from, to] :
-       {std::array<Index, 3>{300, 4, 4}, {5, 9, 4}, {5, 3, 6}, {1, 1, 1}}) {
+  for (const auto& sizes : {std::array<Index, 3>{300, 4, 4}, {5, 9, 4}, {5, 3, 6}, {1, 1, 1}}) {
+    const Index hidden = sizes[0], from = sizes[1], to = sizes[2];
     constexpr Index groups = 3, heads = 2;
     const auto query = random_weight<S>(hidden, heads * from, 1);
     const auto bias = random_weight<S>(1, heads * from, 2);
@@ -147,8 +147,9 @@ TEST(FoldWeights, RefusesShapesThatDoNotFit) {
     return error_of([&] { fold_premix<float>(linear, Premix<float>{std::move(maps)}); });
   };
   EXPECT_EQ(premix_error(query, {}), "premix.maps: expected a map for each of kv_heads, got none");
-  EXPECT_EQ(premix_error(query, {random_weight<float>(3, 4, 2)}),
-            "query.weight: expected a multiple of 3 (Premix's input width) columns, got [5, 8]");
+  EXPECT_EQ(
+      premix_error(query, {random_weight<float>(3, 4, 2)}),
+      "query.weight: expected a positive multiple of 3 (Premix's input width) columns, got [5, 8]");
   EXPECT_EQ(premix_error(query, {random_weight<float>(4, 4, 2), random_weight<float>(4, 2, 2)}),
             "premix.maps[1]: expected [4, 4], got [4, 2]");
   EXPECT_EQ(
@@ -160,7 +161,7 @@ TEST(FoldWeights, RefusesShapesThatDoNotFit) {
     return error_of([&] { fold_postmix<float>(output, Postmix<float>{a, b}); });
   };
   EXPECT_EQ(postmix_error(random_weight<float>(3, 2, 2), random_weight<float>(3, 2, 2)),
-            "output.weight: expected a multiple of 3 (query heads) rows, got [8, 5]");
+            "output.weight: expected a positive multiple of 3 (query heads) rows, got [8, 5]");
   EXPECT_EQ(postmix_error(random_weight<float>(4, 2, 2), random_weight<float>(4, 3, 2)),
             "postmix.b: expected [4, 2], got [4, 3]");
   EXPECT_EQ(postmix_error({}, {}).substr(0, 10), "postmix.a:");

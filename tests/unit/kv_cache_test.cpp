@@ -203,10 +203,15 @@ TEST(KvCache, RefusedCallsLeaveItUnchanged) {
             "keys.groups (kv_heads): expected 2, got 1");
   EXPECT_EQ(append(0, keys, with(values, &View::groups, 1), tokens.positions),
             "values.groups (kv_heads): expected 2, got 1");
+  EXPECT_EQ(append(0, with(keys, &View::group_size, 2), values, tokens.positions),
+            "keys.group_size: expected 1, got 2");
+  EXPECT_EQ(append(0, keys, values, std::vector<Position>{3, -1}),
+            "positions: expected 0 to 2^31 - 1, got -1");
   EXPECT_EQ(append(0, keys, values.slice(0, 1), tokens.positions),
             "values.tokens: expected 2, got 1");
   EXPECT_EQ(append(0, keys, values, std::span(tokens.positions).first(1)),
             "positions.size(): expected 2, got 1");
+  EXPECT_EQ(error_of([&] { cache.commit(0, -1); }), "tokens: expected 0 or more, got -1");
   EXPECT_EQ(error_of([&] { cache.truncate(0, 4); }), "length: expected 0 to 3, got 4");
   EXPECT_EQ(error_of([&] { cache.truncate(0, -1); }), "length: expected 0 to 3, got -1");
   EXPECT_EQ(error_of([&] { cache.truncate(2, 0); }), "row: expected 0 to 1, got 2");

@@ -147,7 +147,7 @@ TEST(Postmix, RefusesWhatDoesNotFit) {
   EXPECT_EQ(error(4, 2, 6, 2), "postmix.a: expected [6, 2], got [4, 2]");
   EXPECT_EQ(error(6, 2, 6, 3), "postmix.b: expected [6, 2], got [6, 3]");
   EXPECT_EQ(error(6, 2, 2, 6), "postmix.b: expected [6, 2], got [2, 6]");
-  EXPECT_EQ(error(6, 0, 6, 0), "postmix.a: expected [6, rank], got no matrix");
+  EXPECT_EQ(error(6, 0, 6, 0), "postmix.a: expected [6, rank], rank 1 or more, got [6, 0]");
   EXPECT_EQ(error_of([] { Postmix<float>::from_dense(Eigen::MatrixXf::Zero(4, 3)); }),
             "postmix: expected [4, 4], got [4, 3]");
 }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 #include <vha/core/weight.hpp>
 
@@ -160,6 +161,22 @@ TEST(Weight, CastRoundsEachElementOnce) {
   EXPECT_EQ(vha::convert<double>(cast(0, 1)), -3);
 }
 
+TEST(Weight, CastRefusesToMakeAnInfinity) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const Weight<double> weight = Eigen::RowVector2d(1, -1e5);
+  EXPECT_NO_THROW(weight.cast<bfloat16>());
+  EXPECT_EQ(error_of([&] { weight.cast<vha::half>(); }),
+            "weight: expected elements in the range of the new type, got -100000");
+  EXPECT_NO_THROW(Weight<double>(Eigen::RowVector2d(infinity, 1)).cast<vha::half>());
+}
+
+TEST(Weight, MovedFromIsWhatItWas) {
+  Weight<float> weight = Eigen::MatrixXf::Constant(2, 3, 5);
+  const Weight<float> taken = std::move(weight);
+  EXPECT_EQ(weight.to<float>(), taken.to<float>());
+  EXPECT_EQ(weight(1, 2), 5);
+}
+
 TEST(Weight, CopyToWritesRowByRow) {
   const auto memory = counted<float>(6);
   std::array<double, 6> target{};
@@ -178,7 +195,8 @@ TEST(Weight, RefusesWhatCannotBeViewed) {
   EXPECT_EQ(error_of([&] { Weight<float>::view_in_out(&element, half_of_all, 2); }),
             "weight: expected at most 9223372036854775807 elements, got a product of sizes beyond "
             "that");
-  EXPECT_TRUE(Weight<float>::view_in_out(null, 0, 3).empty());
+  EXPECT_EQ(Weight<float>::view_in_out(null, 0, 3).size(), 0);  // but not absent
+  EXPECT_FALSE(Weight<float>::view_in_out(null, 0, 3).empty());
 }
 
 TEST(Weight, ShapeChecksNameBothShapes) {

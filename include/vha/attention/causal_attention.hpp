@@ -20,6 +20,14 @@ struct CausalAttentionOptions {
   CausalMask mask = {};  ///< which keys a query sees
 };
 
+/// Queries [query, query_end) and keys [key, key_end) that they all see.
+struct VisibleRectangle {
+  Index query;
+  Index query_end;
+  Index key;
+  Index key_end;
+};
+
 /// The buffers of `causal_attention`.
 template <ComputeScalar T>
 struct CausalAttentionWorkspace {
@@ -28,15 +36,17 @@ struct CausalAttentionWorkspace {
   Buffer<T> logits;
   Buffer<T> accumulated;
   std::vector<SoftmaxState<T>> states;
+  std::vector<VisibleRectangle> rectangles;
 };
 
 namespace detail {
 
 /// The queries of one K/V head's group, a block of tokens at a time, against all keys.
 ///
-/// A rectangle of queries and keys that see each other whole is one pair of matrix products; a
-/// rectangle that the mask cuts is split until its parts are whole or hidden. So no logit is ever
-/// masked, and no hidden key or value, were it NaN, touches a result.
+/// A rectangle of queries and keys that see each other whole is a pair of matrix products; a
+/// rectangle that the mask cuts is split until its parts are whole or hidden. So no hidden key or
+/// value, were it NaN, touches a result, and a query's result is the same to the last bit whatever
+/// other queries are in the block.
 ///
 ///     query tokens
 ///       |  # # # # . . .
@@ -80,7 +90,14 @@ class QueryBlock {
     const auto queries = static_cast<Index>(query_positions_.size());
     const auto keys = static_cast<Index>(key_positions_.size());
     for (Index key = 0; key < keys; key += key_block) {
-      attend_part(0, queries, key, std::min(keys, key + key_block));
+      auto& rectangles = workspace_.rectangles;
+      rectangles.clear();
+      split({0, queries, key, std::min(keys, key + key_block)});
+      if (rectangles.empty()) continue;
+      std::fill_n(logits_, queries * group_size() * key_block, SoftmaxState<T>::hidden);
+      for (const auto& rectangle : rectangles) compute_logits(rectangle, key);
+      update_states();
+      for (const auto& rectangle : rectangles) accumulate_values(rectangle, key);
     }
   }
 
@@ -108,44 +125,59 @@ class QueryBlock {
     }
   }
 
-  void attend_part(Index query, Index query_end, Index key, Index key_end) {
+  /// Lists the rectangles of `area` that are seen whole, keys from left to right.
+  void split(const VisibleRectangle& area) {
+    const auto& [query, query_end, key, key_end] = area;
     switch (mask_.visibility(part(query_positions_, query, query_end - query),
                              part(key_positions_, key, key_end - key))) {
       case Visibility::none:
         return;
       case Visibility::all:
-        return attend_whole(query, query_end, key, key_end);
+        return workspace_.rectangles.push_back(area);
       case Visibility::some:
         break;
     }
     if (query_end - query >= key_end - key) {
       const Index middle = query + (query_end - query) / 2;
-      attend_part(query, middle, key, key_end);
-      attend_part(middle, query_end, key, key_end);
+      split({query, middle, key, key_end});
+      split({middle, query_end, key, key_end});
     } else {
       const Index middle = key + (key_end - key) / 2;
-      attend_part(query, query_end, key, middle);
-      attend_part(query, query_end, middle, key_end);
+      split({query, query_end, key, middle});
+      split({query, query_end, middle, key_end});
     }
   }
 
-  void attend_whole(Index query, Index query_end, Index key, Index key_end) {
-    const Index first_row = query * group_size();
-    const Index rows = (query_end - query) * group_size();
-    const Index keys = key_end - key;
-    const Index width = values_.cols;
-    const auto queries =
-        row_major_view(query_ + first_row * head_dim(), rows, head_dim(), head_dim());
-    multiply(queries, keys_.block(key, 0, keys, head_dim()).transposed(), logits_, keys, false,
-             workspace_.product);
+  /// Writes the rectangle's logits to their places in `logits_`, `[rows, key_block]`, whose first
+  /// column is `first_key`'s.
+  void compute_logits(const VisibleRectangle& rectangle, Index first_key) {
+    const auto& [query, query_end, key, key_end] = rectangle;
+    const Index row = query * group_size();
+    multiply(row_major_view<T>(query_ + row * head_dim(), (query_end - query) * group_size(),
+                               head_dim(), head_dim()),
+             keys_.block(key, 0, key_end - key, head_dim()).transposed(),
+             logits_ + row * key_block + key - first_key, key_block, false, workspace_.product);
+  }
+
+  /// Turns the logits into weights, relative to each row's largest so far.
+  void update_states() {
     using Row = Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>>;
-    for (Index row = 0; row < rows; ++row) {
-      auto& state = workspace_.states[static_cast<std::size_t>(first_row + row)];
-      const T factor = state.update(Row(logits_ + row * keys, keys));
-      if (factor != T(1)) Row(accumulated_ + (first_row + row) * width, width) *= factor;
+    const Index width = values_.cols;
+    for (Index row = 0; row < static_cast<Index>(workspace_.states.size()); ++row) {
+      auto& state = workspace_.states[static_cast<std::size_t>(row)];
+      const T factor = state.update(Row(logits_ + row * key_block, key_block));
+      if (factor != T(1)) Row(accumulated_ + row * width, width) *= factor;
     }
-    multiply(row_major_view(static_cast<const T*>(logits_), rows, keys, keys),
-             values_.block(key, 0, keys, width), accumulated_ + first_row * width, width, true,
+  }
+
+  /// Adds the rectangle's values, weighted.
+  void accumulate_values(const VisibleRectangle& rectangle, Index first_key) {
+    const auto& [query, query_end, key, key_end] = rectangle;
+    const Index row = query * group_size();
+    const Index width = values_.cols;
+    multiply(row_major_view<T>(logits_ + row * key_block + key - first_key,
+                               (query_end - query) * group_size(), key_end - key, key_block),
+             values_.block(key, 0, key_end - key, width), accumulated_ + row * width, width, true,
              workspace_.product);
   }
 

@@ -52,11 +52,15 @@ struct ProductTile {
   static constexpr Index col_block = cols * 64;
 };
 
+/// What becomes of the elements that C has: they are replaced, the sum goes on from them, or the sum
+/// is made by itself and added to them.
+enum class Sum { replace, go_on, add };
+
 /// C[rows, cols] (+)= A panel · B panel, where `Rows` is how many rows the panel of A was packed
 /// for; the products beyond `rows` and `cols` are dropped.
 template <Index Rows, ComputeScalar T>
 void multiply_tile(Index depth, const T* a, const T* b, T* c, Index c_stride, Index rows,
-                   Index cols, bool accumulate) {
+                   Index cols, Sum sum) {
   using Tile = ProductTile<T>;
   using Packet = typename Tile::Packet;
   namespace packet = Eigen::internal;
@@ -67,7 +71,21 @@ void multiply_tile(Index depth, const T* a, const T* b, T* c, Index c_stride, In
     }
     (std::make_index_sequence<static_cast<std::size_t>(Rows)>{});
   };
-  each_row([&](auto row) { sums[row][0] = sums[row][1] = packet::pset1<Packet>(T(0)); });
+  alignas(Packet) T spill[Tile::cols] = {};  // for tiles that C holds only a part of
+  const bool whole = cols == Tile::cols;
+  const auto row_of_c = [&](std::size_t row) {
+    T* const address = c + static_cast<Index>(row) * c_stride;
+    if (whole) return address;
+    if (sum != Sum::replace) std::copy_n(address, cols, spill);
+    return spill + 0;
+  };
+  each_row([&](auto row) {
+    sums[row][0] = sums[row][1] = packet::pset1<Packet>(T(0));
+    if (sum != Sum::go_on || static_cast<Index>(row) >= rows) return;
+    const T* const source = row_of_c(row);
+    sums[row][0] = packet::ploadu<Packet>(source);
+    sums[row][1] = packet::ploadu<Packet>(source + Tile::lanes);
+  });
   for (Index k = 0; k < depth; ++k, a += Rows, b += Tile::cols) {
     const Packet b0 = packet::pload<Packet>(b);
     const Packet b1 = packet::pload<Packet>(b + Tile::lanes);
@@ -77,22 +95,16 @@ void multiply_tile(Index depth, const T* a, const T* b, T* c, Index c_stride, In
       sums[row][1] = packet::pmadd(a_row, b1, sums[row][1]);
     });
   }
-  alignas(Packet) T spill[Tile::cols];
   each_row([&](auto row) {
     if (static_cast<Index>(row) >= rows) return;
-    T* target = c + static_cast<Index>(row) * c_stride;
-    if (cols == Tile::cols) {
-      for (Index p = 0; p < Tile::packets; ++p) {
-        T* at = target + p * Tile::lanes;
-        Packet sum = sums[row][p];
-        if (accumulate) sum = packet::padd(sum, packet::ploadu<Packet>(at));
-        packet::pstoreu(at, sum);
-      }
-    } else {
-      packet::pstore(spill, sums[row][0]);
-      packet::pstore(spill + Tile::lanes, sums[row][1]);
-      for (Index j = 0; j < cols; ++j) target[j] = accumulate ? target[j] + spill[j] : spill[j];
+    T* const target = row_of_c(row);
+    for (Index p = 0; p < Tile::packets; ++p) {
+      Packet result = sums[row][p];
+      T* const at = target + p * Tile::lanes;
+      if (sum == Sum::add) result = packet::padd(packet::ploadu<Packet>(at), result);
+      packet::pstoreu(at, result);
     }
+    if (!whole) std::copy_n(spill, cols, c + static_cast<Index>(row) * c_stride);
   });
 }
 
@@ -134,8 +146,9 @@ void pack_panel(const MatrixView<S>& panel, T* target) {
 
 /// C = A·B, or C += A·B where `accumulate` is set. A is `[rows, depth]`, B `[depth, cols]`, C
 /// row-major `[rows, cols]` with rows `c_stride` apart. Operands of any storage scalar are
-/// converted to `T`, in which the products are summed. A row of C depends on that row of A alone,
-/// and in the same way wherever it stands.
+/// converted to `T`, in which the products are summed. An element of C depends on its row of A and
+/// its column of B alone and has the same bits wherever it stands, also where a sum of 256 products
+/// or fewer is cut into accumulating calls.
 /// Precondition: the sizes fit, and C overlaps neither A nor B.
 template <ComputeScalar T, StorageScalar A, StorageScalar B>
 void multiply(const MatrixView<A>& a, const MatrixView<B>& b, T* c, Index c_stride, bool accumulate,
@@ -152,6 +165,8 @@ void multiply(const MatrixView<A>& a, const MatrixView<B>& b, T* c, Index c_stri
     const Index cols = std::min(b.cols - col, Tile::col_block);
     for (Index k = 0; k < a.cols; k += Tile::depth_block) {
       const Index depth = std::min(a.cols - k, Tile::depth_block);
+      using detail::Sum;
+      const Sum sum = k > 0 ? Sum::add : accumulate ? Sum::go_on : Sum::replace;
       for (Index j = 0; j < cols; j += Tile::cols) {
         const Index panel_cols = std::min(cols - j, Tile::cols);
         detail::pack_panel<Tile::cols>(b.block(k, col + j, depth, panel_cols).transposed(),
@@ -172,8 +187,7 @@ void multiply(const MatrixView<A>& a, const MatrixView<B>& b, T* c, Index c_stri
             detail::with_tile_rows<T>(panel_rows, [&](auto tile_rows) {
               detail::multiply_tile<tile_rows()>(depth, a_panels + i * depth, b_panels + j * depth,
                                                  c + (row + i) * c_stride + col + j, c_stride,
-                                                 panel_rows, std::min(cols - j, Tile::cols),
-                                                 accumulate || k > 0);
+                                                 panel_rows, std::min(cols - j, Tile::cols), sum);
             });
           }
         }

@@ -21,10 +21,18 @@ struct SoftmaxState {
 
   bool empty() const { return sum == 0; }
 
+  /// The logit of a key that is not seen: its weight is exactly 0. Logits must stay above it; finite,
+  /// so that no infinity is needed.
+  static constexpr T hidden = std::numeric_limits<T>::lowest() / 2;
+
   /// Takes a block of logits in and turns them into weights relative to the new `max`. Returns the
   /// factor by which what was accumulated before must be multiplied. Precondition: one logit or more.
   T update(Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>> logits) {
-    const T block_max = logits.maxCoeff();
+    const T block_max = logits.template maxCoeff<Eigen::PropagateNaN>();
+    if (block_max <= hidden) {
+      logits.setZero();
+      return T(1);
+    }
     const T new_max = empty() ? block_max : std::max(max, block_max);
     const T factor = rescale_to(new_max);
     // Eigen's vector exponential stops at the smallest normal number; a weight below it is 0.
