@@ -12,7 +12,7 @@ class Fault04PositionsPerRow : public testing::Test {
  protected:
   using Number = vha::Compute<S>;
   using Layer = vha::VhaAttention<S>;
-  static constexpr vha::AttentionConfig configs[] = {
+  static constexpr vha::AttentionConfig configs[3] = {
       {.hidden = 7, .head_dim = 6, .query_heads = 6, .kv_heads = 3},
       {.hidden = 5, .head_dim = 8, .query_heads = 4, .kv_heads = 2, .window = 4},
       {.hidden = 4, .head_dim = 10, .query_heads = 3, .kv_heads = 1, .rotary_dim = 4}};

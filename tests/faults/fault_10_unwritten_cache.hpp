@@ -65,7 +65,7 @@ class Fault10UnwrittenCache : public testing::Test {
     return x;
   }
 
-  static constexpr vha::AttentionConfig configs[] = {
+  static constexpr vha::AttentionConfig configs[3] = {
       {.hidden = 9, .head_dim = 6, .query_heads = 6, .kv_heads = 3},
       {.hidden = 5, .head_dim = 34, .query_heads = 2, .kv_heads = 2, .window = 3},
       {.hidden = 3, .head_dim = 2, .query_heads = 5, .kv_heads = 1}};

@@ -174,6 +174,23 @@ TYPED_TEST(MatrixProduct, HasRowsThatDependOnNoOtherRow) {
   }
 }
 
+TYPED_TEST(MatrixProduct, HasTheSameBitsInAccumulatingCalls) {
+  using T = typename TypeParam::T;
+  Random random(5);
+  const typename TypeParam::A a(15, 256, TypeParam::A::Layout::row_major, random);
+  const typename TypeParam::B b(256, 37, TypeParam::B::Layout::row_major, random);
+  const Array whole = product<T>(a.view(), b.view());
+  for (const Index cut : {0, 1, 9, 81, 255}) {
+    std::vector<T> memory(15 * 37, std::numeric_limits<T>::quiet_NaN());
+    vha::ProductWorkspace<T> workspace;
+    vha::multiply(a.view().block(0, 0, 15, cut), b.view().block(0, 0, cut, 37), memory.data(), 37,
+                  false, workspace);
+    vha::multiply(a.view().block(0, cut, 15, 256 - cut), b.view().block(cut, 0, 256 - cut, 37),
+                  memory.data(), 37, true, workspace);
+    EXPECT_TRUE(same_bits({{15, 37}, {memory.begin(), memory.end()}}, whole)) << cut;
+  }
+}
+
 TYPED_TEST(MatrixProduct, KeepsNanInItsRowAndColumn) {
   using A = typename TypeParam::A;
   using T = typename TypeParam::T;

@@ -118,5 +118,19 @@ TYPED_TEST(SoftmaxState, ThatHasSeenNothingIsNeutral) {
   EXPECT_TRUE(nothing.merged_with(nothing).state.empty());
 }
 
+TYPED_TEST(SoftmaxState, IsNotChangedByABlockOfHiddenKeys) {
+  Random random(4);
+  this->draw(random, 30);
+  const auto expected = this->of(0, 81);
+  const std::vector<TypeParam> hidden(9, vha::SoftmaxState<TypeParam>::hidden);
+  Accumulated<TypeParam> before, after = expected;
+  before.take(hidden, this->values.data());
+  EXPECT_TRUE(before.state.empty());
+  before.take(this->logits, this->values.data());
+  after.take(hidden, this->values.data());
+  EXPECT_TRUE(same_bits(before.result(), expected.result()));
+  EXPECT_TRUE(same_bits(after.result(), expected.result()));
+}
+
 }  // namespace
 }  // namespace laws

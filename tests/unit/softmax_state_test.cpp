@@ -135,8 +135,8 @@ TYPED_TEST(SoftmaxStateIn, NothingSeenIsTheNeutralElement) {
   EXPECT_TRUE(nothing.merged(nothing).state.empty());
   EXPECT_EQ(nothing.merged(nothing).result(), T(0));
 
-  // Also beside logits as low as a finite number can be.
-  for (const T logit : {T(3), std::numeric_limits<T>::lowest()}) {
+  // Also beside logits as low as they may be.
+  for (const T logit : {T(3), std::nextafter(SoftmaxState<T>::hidden, T(0))}) {
     Row<T> row;
     row.take({logit, logit}, {T(1), T(3)});
     EXPECT_FALSE(row.state.empty());
@@ -146,6 +146,28 @@ TYPED_TEST(SoftmaxStateIn, NothingSeenIsTheNeutralElement) {
       EXPECT_EQ(merged.result(), T(2));
     }
   }
+}
+
+TYPED_TEST(SoftmaxStateIn, HiddenLogitsWeighNothing) {
+  using T = TypeParam;
+  constexpr T hidden = SoftmaxState<T>::hidden;
+  for (const T logit : {T(0), T(-1e30), T(1e30), std::numeric_limits<T>::max()}) {
+    std::vector<T> logits{hidden, logit, hidden};
+    SoftmaxState<T> state;
+    state.update({logits.data(), 3});
+    EXPECT_EQ(logits, (std::vector<T>{0, 1, 0}));
+    EXPECT_EQ(state.sum, T(1));
+    logits.assign(2, hidden);
+    EXPECT_EQ(state.update({logits.data(), 2}), T(1));
+    EXPECT_EQ(logits, (std::vector<T>{0, 0}));
+    EXPECT_EQ(state.sum, T(1));
+    EXPECT_EQ(state.max, logit);
+  }
+  SoftmaxState<T> nothing;
+  std::vector<T> logits(3, hidden);
+  nothing.update({logits.data(), 3});
+  EXPECT_TRUE(nothing.empty());
+  EXPECT_EQ(logits, std::vector<T>(3, T(0)));
 }
 
 TYPED_TEST(SoftmaxStateIn, HugeLogitsDoNotOverflow) {

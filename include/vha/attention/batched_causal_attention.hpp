@@ -8,6 +8,7 @@
 #include <vha/attention/causal_attention.hpp>
 #include <vha/attention/token_layout.hpp>
 #include <vha/core/activations.hpp>
+#include <vha/core/config.hpp>
 
 namespace vha {
 
@@ -47,7 +48,7 @@ auto causal_attention(const Query& query, const Key& key, const Value& value,
   }
   require_size("query.dimension(3) (head_dim)", head_dim, query.dimension(3));
   require_size("key.dimension(0) (batch)", batch, key.dimension(0));
-  for (const int axis : {0, 1, 2}) {
+  for (const std::size_t axis : {0U, 1U, 2U}) {
     require_size(text("value.dimension(", axis, ")"), key.dimension(axis), value.dimension(axis));
   }
   static_assert(

@@ -211,9 +211,10 @@ class QueryBlock {
 /// | out | `[tokens, kv_heads, group_size, value_dim]` |
 ///
 /// Query and key counts may differ, positions may come in any order. A query that sees no key gives
-/// zeros. Operands and result may be of any storage scalars; the arithmetic is in `T`. `HeadDim`
-/// and `GroupSize` may be given where they are known. Precondition: the shapes fit; `out` does not
-/// overlap the operands.
+/// zeros; a logit below half the lowest number of `T` counts as unseen. Operands and result may be of
+/// any storage scalars; the arithmetic is in `T`. `HeadDim` and `GroupSize` may be given where they
+/// are known. Precondition: the shapes fit, HeadDim and GroupSize too; `out` does not overlap the
+/// operands.
 template <int HeadDim = Eigen::Dynamic, int GroupSize = Eigen::Dynamic, ComputeScalar T, class Q,
           class K, class V, class O>
 void causal_attention(const HeadsView<const Q>& query, const HeadsView<const K>& key,

@@ -74,9 +74,9 @@ class KvCache {
 
   /// Bytes of keys and values of one token; its position takes 8 more.
   Index bytes_per_token() const {
-    const Index channels = checked_product("cache", {shape_.kv_heads, shape_.head_dim}) +
-                           checked_product("cache", {shape_.kv_heads, shape_.value_dim});
-    return checked_product("cache", {channels, sizeof(S)});
+    checked_product("cache",
+                    {shape_.kv_heads, 2, std::max(shape_.head_dim, shape_.value_dim), sizeof(S)});
+    return shape_.kv_heads * (shape_.head_dim + shape_.value_dim) * static_cast<Index>(sizeof(S));
   }
   /// Bytes of keys and values of the tokens in all sequences.
   Index bytes_used() const {
@@ -108,7 +108,7 @@ class KvCache {
     if (tokens < 0) raise("tokens", "0 or more", text(tokens));
     if (tokens > capacity() - length(row)) {
       raise("kv_cache", text("at most ", capacity(), " tokens (its capacity)"),
-            text(length(row) + tokens, " in sequence ", row));
+            text(checked_sum("kv_cache", length(row), tokens), " in sequence ", row));
     }
   }
 

@@ -17,7 +17,13 @@ namespace detail {
 
 /// The scalar that is asked for, or else the layer's own.
 template <class To, StorageScalar S>
-using StoredAs = std::conditional_t<std::is_void_v<To>, S, To>;
+struct StoredAsTrait {
+  using Type = std::conditional_t<std::is_void_v<To>, S, To>;
+  static_assert(StorageScalar<Type>,
+                "vha: a fold is stored as double, float, bfloat16 or half; name one of them");
+};
+template <class To, StorageScalar S>
+using StoredAs = typename StoredAsTrait<To, S>::Type;
 
 template <StorageScalar To, StorageScalar S>
 Linear<To> fold_if_any(const Linear<S>& query, const NoPremix&) {
