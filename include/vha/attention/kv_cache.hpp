@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -108,7 +109,8 @@ class KvCache {
     if (tokens < 0) raise("tokens", "0 or more", text(tokens));
     if (tokens > capacity() - length(row)) {
       raise("kv_cache", text("at most ", capacity(), " tokens (its capacity)"),
-            text(checked_sum("kv_cache", length(row), tokens), " in sequence ", row));
+            text(static_cast<std::uint64_t>(length(row)) + static_cast<std::uint64_t>(tokens),
+                 " in sequence ", row));
     }
   }
 

@@ -25,15 +25,6 @@ inline Index checked_product(std::string_view argument, std::initializer_list<In
   return product;
 }
 
-/// The sum of two sizes. Throws Error naming `argument` where it does not fit an Index.
-inline Index checked_sum(std::string_view argument, Index a, Index b) {
-  if (a > std::numeric_limits<Index>::max() - b) {
-    raise(argument, text("at most ", std::numeric_limits<Index>::max(), " in all"),
-          text(a, " and ", b));
-  }
-  return a + b;
-}
-
 /// Throws Error naming `argument` unless `size` is 1 or more.
 inline void require_positive(std::string_view argument, Index size) {
   if (size <= 0) raise(argument, "1 or more", text(size));
