@@ -20,6 +20,7 @@
 #include <vector>
 #include <vha/vha.hpp>
 
+#include "error_of.hpp"
 #include "random.hpp"
 
 namespace faults {
@@ -36,14 +37,7 @@ template <class S>
 inline const S nan_of = std::numeric_limits<S>::quiet_NaN();
 
 /// The text of the Error that `call` throws.
-std::string error_of(const auto& call) {
-  try {
-    call();
-  } catch (const vha::Error& error) {
-    return error.what();
-  }
-  return "no vha::Error";
-}
+using support::error_of;
 
 /// Success where `call` throws an Error whose text has all `parts`: the argument, what was expected
 /// and what came.

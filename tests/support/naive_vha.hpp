@@ -5,7 +5,7 @@
 // the library. It includes nothing but the standard library and shares no code with vha. Sums and
 // angles are taken in long double and rounded once per step; speed and memory do not matter.
 //
-// Every array is row-major. Symbols are DESIGN.md's: h hidden, d head width, d_q width of a
+// Every array is row-major. Symbols: h hidden, d head width, d_q width of a
 // physical head, H' physical heads, G K/V heads, Hv = H'·G query heads, r Postmix rank.
 
 #include <algorithm>

@@ -8,6 +8,8 @@
 #include <vha/attention/initialise.hpp>
 #include <vha/fold/fold_report.hpp>
 
+#include "error_of.hpp"
+
 namespace {
 
 using vha::bfloat16;
@@ -18,14 +20,7 @@ using vha::RowMajorMatrix;
 using vha::Tensor3;
 using vha::Weight;
 
-std::string error_of(const auto& call) {
-  try {
-    call();
-  } catch (const vha::Error& error) {
-    return error.what();
-  }
-  return "no vha::Error";
-}
+using support::error_of;
 
 constexpr vha::AttentionConfig config = {
     .hidden = 24, .head_dim = 8, .query_heads = 6, .kv_heads = 2};

@@ -9,6 +9,8 @@
 #include <vector>
 #include <vha/fold/fold_weights.hpp>
 
+#include "error_of.hpp"
+
 namespace {
 
 using vha::bfloat16;
@@ -21,14 +23,7 @@ using vha::Premix;
 using vha::RowMajorMatrix;
 using vha::Weight;
 
-std::string error_of(const auto& call) {
-  try {
-    call();
-  } catch (const vha::Error& error) {
-    return error.what();
-  }
-  return "no vha::Error";
-}
+using support::error_of;
 
 /// Numbers whose products, and sums of some dozen of these, are exact in double.
 template <class S>

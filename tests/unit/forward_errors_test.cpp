@@ -7,6 +7,8 @@
 #include <vector>
 #include <vha/attention/initialise.hpp>
 
+#include "error_of.hpp"
+
 namespace {
 
 using vha::Index;
@@ -18,14 +20,7 @@ using vha::TokenLayout;
 constexpr vha::AttentionConfig config = {
     .hidden = 12, .head_dim = 4, .query_heads = 4, .kv_heads = 2};
 
-std::string error_of(const auto& call) {
-  try {
-    call();
-  } catch (const vha::Error& error) {
-    return error.what();
-  }
-  return "no vha::Error";
-}
+using support::error_of;
 
 Tensor3<float> tokens(Index batch, Index count, Index channels = 12) {
   std::mt19937 bits(1);

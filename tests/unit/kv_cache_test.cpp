@@ -8,6 +8,8 @@
 #include <vector>
 #include <vha/attention/kv_cache.hpp>
 
+#include "error_of.hpp"
+
 namespace {
 
 using vha::HeadsView;
@@ -19,14 +21,7 @@ static_assert(!std::is_copy_constructible_v<KvCache<float>>);
 static_assert(!std::is_copy_assignable_v<KvCache<float>>);
 static_assert(std::is_nothrow_move_constructible_v<KvCache<float>>);
 
-std::string error_of(const auto& call) {
-  try {
-    call();
-  } catch (const vha::Error& error) {
-    return error.what();
-  }
-  return "no vha::Error";
-}
+using support::error_of;
 
 constexpr Index groups = 2, head_dim = 4, value_dim = 3;
 

@@ -8,6 +8,8 @@
 #include <vector>
 #include <vha/attention/postmix.hpp>
 
+#include "error_of.hpp"
+
 namespace {
 
 using vha::Index;
@@ -15,14 +17,7 @@ using vha::Postmix;
 using vha::RowMajorMatrix;
 using vha::Weight;
 
-std::string error_of(const auto& call) {
-  try {
-    call();
-  } catch (const vha::Error& error) {
-    return error.what();
-  }
-  return "no vha::Error";
-}
+using support::error_of;
 
 template <class S>
 RowMajorMatrix<S> random_matrix(Index rows, Index cols, unsigned seed) {

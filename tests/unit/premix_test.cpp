@@ -8,20 +8,15 @@
 #include <vector>
 #include <vha/attention/premix.hpp>
 
+#include "error_of.hpp"
+
 namespace {
 
 using vha::Index;
 using vha::Premix;
 using vha::Weight;
 
-std::string error_of(const auto& call) {
-  try {
-    call();
-  } catch (const vha::Error& error) {
-    return error.what();
-  }
-  return "no vha::Error";
-}
+using support::error_of;
 
 template <class S>
 std::vector<S> random_values(Index count, unsigned seed) {

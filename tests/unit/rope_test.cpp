@@ -8,20 +8,15 @@
 #include <vector>
 #include <vha/ops/rope.hpp>
 
+#include "error_of.hpp"
+
 namespace {
 
 using vha::Index;
 using vha::Position;
 using vha::Rope;
 
-std::string error_of(const auto& call) {
-  try {
-    call();
-  } catch (const vha::Error& error) {
-    return error.what();
-  }
-  return "no vha::Error";
-}
+using support::error_of;
 
 template <class T>
 std::vector<T> random_values(Index count, unsigned seed) {

@@ -12,20 +12,15 @@
 #include <vector>
 #include <vha/core/weight.hpp>
 
+#include "error_of.hpp"
+
 namespace {
 
 using vha::bfloat16;
 using vha::Index;
 using vha::Weight;
 
-std::string error_of(const auto& call) {
-  try {
-    call();
-  } catch (const vha::Error& error) {
-    return error.what();
-  }
-  return "no vha::Error";
-}
+using support::error_of;
 
 /// 0, 1, 2, …
 template <class T>
