@@ -28,17 +28,17 @@ struct SoftmaxState {
   /// Takes a block of logits in and turns them into weights relative to the new `max`. Returns the
   /// factor by which what was accumulated before must be multiplied. Precondition: one logit or more.
   T update(Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>> logits) {
-    const T block_max = logits.template maxCoeff<Eigen::PropagateNaN>();
-    if (block_max <= hidden) {
+    if ((logits <= hidden).all()) {
       logits.setZero();
       return T(1);
     }
+    const T block_max = logits.maxCoeff();
     const T new_max = empty() ? block_max : std::max(max, block_max);
     const T factor = rescale_to(new_max);
-    // Eigen's vector exponential stops at the smallest normal number; a weight below it is 0.
-    static const T least = std::log(std::numeric_limits<T>::min());
-    logits -= new_max;
-    logits = (logits < least).select(T(0), logits.exp());
+    // Eigen's vector exponential stops short of 0, near the smallest normal number.
+    constexpr T least = 4 * std::numeric_limits<T>::min();
+    logits = (logits - new_max).exp();
+    logits = (logits <= least).select(T(0), logits);
     sum += logits.sum();
     return factor;
   }
