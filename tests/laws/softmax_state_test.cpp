@@ -76,7 +76,7 @@ TYPED_TEST(SoftmaxState, OfAnySplitIsThatOfOneUpdate) {
     this->draw(random, scale);
     const auto expected = naive_result(this->logits, this->values);
     EXPECT_TRUE(close(this->of(0, 81).result(), expected, tolerance<TypeParam>(81))) << scale;
-    for (const std::size_t size : {1, 2, 9, 40, 80}) {
+    for (const std::size_t size : {1U, 2U, 9U, 40U, 80U}) {
       Accumulated<TypeParam> all;
       for (std::size_t first = 0; first < 81; first += size) {
         const auto begin = this->logits.begin() + static_cast<std::ptrdiff_t>(first);
@@ -94,7 +94,8 @@ TYPED_TEST(SoftmaxState, MergesAssociatively) {
   for (const double scale : logit_scales) {
     this->draw(random, scale);
     const auto expected = naive_result(this->logits, this->values);
-    for (const auto& [first, second] : cuts) {
+    for (const auto& cut : cuts) {
+      const std::size_t first = cut.first, second = cut.second;
       const auto a = this->of(0, first), b = this->of(first, second), c = this->of(second, 81);
       const auto expect = [&](const Accumulated<TypeParam>& merged) {
         EXPECT_TRUE(close(merged.result(), expected, tolerance<TypeParam>(81)))
