@@ -16,6 +16,7 @@
 #include <vha/core/activations.hpp>
 #include <vha/core/config.hpp>
 #include <vha/core/error.hpp>
+#include <vha/core/executor.hpp>
 #include <vha/core/scalar.hpp>
 #include <vha/core/sizes.hpp>
 #include <vha/core/view.hpp>

@@ -28,6 +28,7 @@ namespace vha {
 /// of its size free of allocations. One thread's at a time.
 template <ComputeScalar T>
 struct AttentionWorkspace {
+  Executor executor;
   CausalAttentionWorkspace<T> core;
   Buffer<T> x, y, physical, query, key, value, heads, gate, scratch;
   std::optional<KvCache<T>> kv_cache;  // of a forward that was given none

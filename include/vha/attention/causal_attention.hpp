@@ -31,6 +31,7 @@ struct VisibleRectangle {
 /// The buffers of `causal_attention`.
 template <ComputeScalar T>
 struct CausalAttentionWorkspace {
+  Executor executor;
   ProductWorkspace<T> product;
   Buffer<T> query;
   Buffer<T> logits;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <type_traits>
 #include <utility>
+#include <vha/core/executor.hpp>
 #include <vha/core/view.hpp>
 
 // The matrix product under every projection, under the attention core and under the fold. Eigen's
@@ -31,6 +32,7 @@ namespace vha {
 /// The packing buffers of `multiply`.
 template <ComputeScalar T>
 struct ProductWorkspace {
+  Executor executor;
   Buffer<T> a_panels;
   Buffer<T> b_panels;
 };
