@@ -19,8 +19,12 @@ concept Operand = ComputeScalar<T> || std::same_as<T, bfloat16>;
 
 namespace detail {
 
+/// How many lanes Eigen's widest packet has.
+template <ComputeScalar T>
+inline constexpr Index widest = Eigen::internal::packet_traits<T>::size;
+
 #ifdef __AVX512BF16__
-inline constexpr bool has_bfloat16_dot = true;
+inline constexpr bool has_bfloat16_dot = widest<float> == 16;
 #else
 inline constexpr bool has_bfloat16_dot = false;
 #endif
@@ -53,10 +57,6 @@ inline BFloat16Pair bfloat16_pair(bfloat16 first, bfloat16 second) {
           static_cast<std::uint32_t>(std::bit_cast<std::uint16_t>(second)) << 16};
 }
 
-/// How many lanes Eigen's widest packet has.
-template <ComputeScalar T>
-inline constexpr Index widest = Eigen::internal::packet_traits<T>::size;
-
 /// `N` lanes of sums and one step of them: sum += a · b, `a` the same for all lanes.
 template <Operand T, Index N>
 struct Lanes {
@@ -78,6 +78,14 @@ struct Lanes<bfloat16, 16> {
   using Packet = __m512;
   using Elements = __m512i;
   static Elements load(const BFloat16Pair* source) { return _mm512_loadu_si512(source); }
+  /// Pairs of both packets' lanes, rounded.
+  static Elements pair_up(const Packet& first, const Packet& second) {
+    const __m512i one_by_one =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const auto both = std::bit_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
+    return _mm512_permutexvar_epi16(one_by_one, both);
+  }
   static Packet step(BFloat16Pair a, const Elements& b, const Packet& sum) {
     return _mm512_dpbf16_ps(sum, std::bit_cast<__m512bh>(_mm512_set1_epi32(as_int(a))),
                             std::bit_cast<__m512bh>(b));
@@ -90,6 +98,12 @@ struct Lanes<bfloat16, 8> {
   static Elements load(const BFloat16Pair* source) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source));
   }
+  static Elements pair_up(const Packet& first, const Packet& second) {
+    const __m256i one_by_one =
+        _mm256_set_epi16(15, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8, 0);
+    const auto both = std::bit_cast<__m256i>(_mm256_cvtne2ps_pbh(second, first));
+    return _mm256_permutexvar_epi16(one_by_one, both);
+  }
   static Packet step(BFloat16Pair a, const Elements& b, const Packet& sum) {
     return _mm256_dpbf16_ps(sum, std::bit_cast<__m256bh>(_mm256_set1_epi32(as_int(a))),
                             std::bit_cast<__m256bh>(b));
@@ -101,6 +115,10 @@ struct Lanes<bfloat16, 4> {
   using Elements = __m128i;
   static Elements load(const BFloat16Pair* source) {
     return _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
+  }
+  static Elements pair_up(const Packet& first, const Packet& second) {
+    const auto both = std::bit_cast<__m128i>(_mm_cvtne2ps_pbh(second, first));
+    return _mm_unpacklo_epi16(both, _mm_unpackhi_epi64(both, both));
   }
   static Packet step(BFloat16Pair a, const Elements& b, const Packet& sum) {
     return _mm_dpbf16_ps(sum, std::bit_cast<__m128bh>(_mm_set1_epi32(as_int(a))),
