@@ -202,8 +202,7 @@ class KeyValueBlock {
       const bool second_seen = (which & 2U) != 0 && key + 1 < values.rows;
       const std::byte* const first = values.address(first_seen ? key : key + 1, 0);
       const std::byte* const second = values.address(second_seen ? key + 1 : key, 0);
-      const std::uint32_t kept =
-          (first_seen ? 0x0000FFFFU : 0U) | (second_seen ? 0xFFFF0000U : 0U);
+      const std::uint32_t kept = (first_seen ? 0x0000FFFFU : 0U) | (second_seen ? 0xFFFF0000U : 0U);
       for (Index c = 0; c < values.cols; ++c) {
         const auto pair = bfloat16_pair(convert<T>(load<V>(first + c * size)),
                                         convert<T>(load<V>(second + c * size)));

@@ -105,8 +105,8 @@ void pack_panel(const MatrixView<S>& lines, typename LaneFormat<T>::Element* tar
     const Index k = step * Format::terms;
     if (lines.rows < Lines || lines.row_stride != 1 || k + Format::terms > lines.cols) {
       for (Index line = 0; line < Lines; ++line) {
-        target[line] = line < lines.rows ? panel_element<T>(lines, line, k)
-                                         : typename Format::Element{};
+        target[line] =
+            line < lines.rows ? panel_element<T>(lines, line, k) : typename Format::Element{};
       }
       continue;
     }
