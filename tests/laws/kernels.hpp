@@ -205,6 +205,57 @@ TYPED_TEST(Kernel, CoreIsTheSoftmaxOfTheProducts) {
   check({300, 2300, 2, 32, 64, 0});
 }
 
+/// `values` as `To`, once by way of bfloat16.
+template <class To>
+std::vector<To> rounded(const std::vector<double>& values, bool by_way_of_bfloat16) {
+  std::vector<To> result;
+  for (const double value : values) {
+    result.push_back(by_way_of_bfloat16 ? vha::convert<To>(vha::convert<bfloat16>(value))
+                                        : vha::convert<To>(value));
+  }
+  return result;
+}
+
+template <class S>
+class InBFloat16 : public testing::Test {};
+using Wider = testing::Types<double, float>;
+TYPED_TEST_SUITE(InBFloat16, Wider);
+
+TYPED_TEST(InBFloat16, OperandsAreRoundedBeforeTheyAreMultiplied) {
+  using S = TypeParam;
+  std::vector<double> values;
+  for (int k = 0; k < 40 * 40; ++k) values.push_back(std::sin(1 + k));
+  const auto exact = rounded<S>(values, false), round = rounded<S>(values, true);
+  const auto narrow = rounded<bfloat16>(values, false);
+  const auto run = [](const auto& data) {
+    vha::ProductWorkspace<bfloat16> workspace;
+    std::vector<float> c;
+    for (const Index rows : {3, 40}) {
+      for (const bool turned : {false, true}) {
+        std::vector<float> out(static_cast<std::size_t>(rows * 40));
+        const auto all = vha::row_major_view(data.data(), 40, 40, 40);
+        vha::multiply(all.block(0, 0, rows, 40), turned ? all.transposed() : all, out.data(), 40,
+                      false, workspace);
+        c.insert(c.end(), out.begin(), out.end());
+      }
+    }
+    return c;
+  };
+  EXPECT_EQ(run(exact), run(round));
+  EXPECT_EQ(run(exact), run(narrow));
+
+  const auto attend = [](const auto& data, auto element) {
+    using Element = decltype(element);
+    Problem<Element> problem(5, 50, 8, 16, 32, 0);
+    problem.key.assign(data.begin(), data.begin() + 50 * 16);
+    problem.value.assign(data.begin(), data.begin() + 50 * 32);
+    problem.query.assign(data.begin(), data.begin() + 5 * 8 * 16);
+    return problem.template run<bfloat16>();
+  };
+  EXPECT_EQ(attend(exact, S()), attend(round, S()));
+  EXPECT_EQ(attend(exact, S()), attend(narrow, bfloat16()));
+}
+
 // The reference: logits and sums in float, weights rounded to bfloat16 before they meet the values.
 TEST(KernelInBFloat16, IsAsGoodAsTheNaiveComputation) {
   for (const Index tokens : {1, 64}) {

@@ -108,7 +108,7 @@ class KeyValueBlock {
                 KeyValueMemory<T>& memory)
       : keys_(keys.rows), many_rows_(many_rows), memory_(memory) {
     const Index key_steps = Format::steps(keys.cols);
-    if (sizeof(K) * Format::terms == sizeof(Element) && keys.cols % Format::terms == 0) {
+    if (is_stored_as_elements<T, K> && keys.cols % Format::terms == 0) {
       key_data_ = keys.data;
       key_bytes_ = keys.row_stride * static_cast<Index>(sizeof(K));
     } else {

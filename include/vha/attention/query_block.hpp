@@ -169,8 +169,8 @@ class QueryBlock {
 
   template <class Q>
   Q* gather_room() {
-    static_assert(sizeof(Q) <= sizeof(Sum));
-    return reinterpret_cast<Q*>(memory_.keys.gathered.reserve(panel_rows * head_dim_));
+    constexpr Index sums_each = std::max<Index>(1, sizeof(Q) / sizeof(Sum));
+    return reinterpret_cast<Q*>(memory_.keys.gathered.reserve(panel_rows * head_dim_ * sums_each));
   }
 
   Element* query_panel(Index first_row) const {

@@ -31,8 +31,7 @@ template <Operand T, StorageScalar S>
 void copy_line(const std::byte* source, Index count, typename LaneFormat<T>::Element* target) {
   using Element = typename LaneFormat<T>::Element;
   constexpr Index size = sizeof(S);
-  if constexpr (sizeof(S) * LaneFormat<T>::terms == sizeof(Element) &&
-                std::same_as<S, std::conditional_t<LaneFormat<T>::pairs, T, Element>>) {
+  if constexpr (is_stored_as_elements<T, S>) {
     std::memcpy(target, source, static_cast<std::size_t>(count) * sizeof(Element));
   } else if constexpr (LaneFormat<T>::pairs) {
     for (Index i = 0; i < count; ++i) {
