@@ -123,8 +123,8 @@ class KeyValueBlock {
     }
     constexpr Index tile_cols = 2 * lanes;
     padded_ = (values.cols + tile_cols - 1) / tile_cols * tile_cols;
-    values_in_place_ = StoredColumns<T, V>::supported && !many_rows && padded_ == values.cols &&
-                       keys.rows % Format::terms == 0;
+    values_in_place_ =
+        tile_reads<T, V> && !many_rows && padded_ == values.cols && keys.rows % Format::terms == 0;
     if (values_in_place_) return;
     packed_values_ = elements(memory.values, Format::steps(max_keys) * padded_);
     for (Index step = 0; step < Format::steps(keys.rows); ++step) {
@@ -164,7 +164,7 @@ class KeyValueBlock {
   /// from `step`.
   template <class V, class Body>
   void with_value_columns(const MatrixView<V>& values, Index step, Body&& body) const {
-    if constexpr (StoredColumns<T, V>::supported) {
+    if constexpr (tile_reads<T, V>) {
       if (values_in_place_) {
         return body([&](Index col) {
           return StoredColumns<T, V>{values.address(step * Format::terms, col),

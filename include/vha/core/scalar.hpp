@@ -63,8 +63,7 @@ inline bfloat16 round_to_bfloat16(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   const bool is_nan = (bits & 0x7FFFFFFFU) > 0x7F800000U;
   // A quiet NaN, so that dropping the low half cannot make an infinity.
-  const std::uint32_t rounded =
-      is_nan ? bits | 0x00400000U : bits + 0x7FFFU + (bits >> 16 & 1U);
+  const std::uint32_t rounded = is_nan ? bits | 0x00400000U : bits + 0x7FFFU + (bits >> 16 & 1U);
   return std::bit_cast<bfloat16>(static_cast<std::uint16_t>(rounded >> 16));
 }
 

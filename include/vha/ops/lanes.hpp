@@ -59,8 +59,9 @@ struct LaneFormat {
 
 /// Whether neighbours stored as `S` are elements as they stand.
 template <Operand T, StorageScalar S>
-inline constexpr bool is_stored_as_elements =
-    std::same_as<S, T> && sizeof(S) * LaneFormat<T>::terms == sizeof(typename LaneFormat<T>::Element);
+inline constexpr bool is_stored_as_elements = std::same_as<S, T> &&
+                                              sizeof(S) * LaneFormat<T>::terms ==
+                                                  sizeof(typename LaneFormat<T>::Element);
 
 inline BFloat16Pair bfloat16_pair(bfloat16 first, bfloat16 second) {
   return {std::bit_cast<std::uint16_t>(first) |

@@ -122,13 +122,6 @@ void multiply_block(const MatrixView<A>& a, const MatrixView<B>& b, Compute<T>* 
   });
 }
 
-/// Whether `multiply_few_rows` reads B as it stands.
-template <Operand T, StorageScalar A, StorageScalar B>
-bool reads_in_place(const MatrixView<A>& a, const MatrixView<B>& b) {
-  return a.rows <= ProductTile<T>::rows && b.col_stride == 1 && StoredColumns<T, B>::supported &&
-         a.cols % LaneFormat<T>::terms == 0;
-}
-
 /// The product where A has no more rows than a tile, for the columns [0, cols) of B, a multiple of
 /// the tile's columns.
 template <Operand T, StorageScalar A, StorageScalar B>
@@ -212,9 +205,12 @@ void multiply(const MatrixView<A>& a, const MatrixView<B>& b, Compute<T>* c, Ind
   Tile::panels(workspace.a_panels, Tile::row_block);
   Tile::panels(workspace.b_panels, Tile::col_block);
   Index first = 0;
-  if (detail::reads_in_place<T>(a, b) && b.cols >= Tile::cols) {
-    first = b.cols / Tile::cols * Tile::cols;
-    detail::multiply_few_rows<T>(a, b, first, c, c_stride, accumulate, workspace);
+  if constexpr (detail::tile_reads<T, B>) {
+    const bool few_rows = a.rows <= Tile::rows && b.cols >= Tile::cols;
+    if (few_rows && b.col_stride == 1 && a.cols % detail::LaneFormat<T>::terms == 0) {
+      first = b.cols / Tile::cols * Tile::cols;
+      detail::multiply_few_rows<T>(a, b, first, c, c_stride, accumulate, workspace);
+    }
   }
   for (Index col = first; col < b.cols; col += Tile::col_block) {
     const Index cols = std::min(b.cols - col, Tile::col_block);

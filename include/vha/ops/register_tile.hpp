@@ -61,22 +61,24 @@ struct PackedColumns {
   }
 };
 
-/// B as it is stored, row-major, at any alignment: in `T` itself, or in bfloat16 where `T` is float.
+/// Whether a tile can read B as it is stored: in `T` itself, or in bfloat16 where the sums are floats.
+template <Operand T, StorageScalar S>
+inline constexpr bool tile_reads = std::same_as<S, T> ||
+                                   (!LaneFormat<T>::pairs && std::same_as<S, bfloat16> &&
+                                    std::same_as<Compute<T>, float>);
+
+/// B as it is stored, row-major, at any alignment.
 /// Where a lane holds pairs, two rows are interleaved on the way; the depth must then be even.
 template <Operand T, StorageScalar S>
+requires tile_reads<T, S>
 struct StoredColumns {
   static constexpr Index lanes = widest<Compute<T>>;
-  static constexpr bool supported =
-      LaneFormat<T>::pairs
-          ? lanes == 16 && std::same_as<S, T>
-          : std::same_as<S, T> || (std::same_as<S, bfloat16> && std::same_as<Compute<T>, float>);
   const std::byte* data;
   Index row_bytes;
   /// Rows that lie so many bytes further are asked for on the way.
   Index ahead_bytes = 0;
 
   auto operator()(Index step, Index packet) const {
-    typename Lanes<T, lanes>::Elements elements;
     if (ahead_bytes != 0) {
       const std::byte* const row = data + step * LaneFormat<T>::terms * row_bytes + ahead_bytes;
       const Index first = packet * lanes * static_cast<Index>(sizeof(S));
@@ -85,11 +87,10 @@ struct StoredColumns {
         __builtin_prefetch(row + term * row_bytes + first, 0, to_second_level);
       }
     }
-    if constexpr (!supported) {
-      static_cast<void>(step), static_cast<void>(packet);
-    } else if constexpr (LaneFormat<T>::pairs) {
-      elements = Lanes<T, lanes>::interleave(data + 2 * step * row_bytes, row_bytes, packet);
+    if constexpr (LaneFormat<T>::pairs) {
+      return Lanes<T, lanes>::interleave(data + 2 * step * row_bytes, row_bytes, packet);
     } else {
+      typename Lanes<T, lanes>::Elements elements;
       const std::byte* const at = data + step * row_bytes + packet * lanes * Index(sizeof(S));
       if constexpr (std::same_as<S, Compute<T>>) {
         std::memcpy(&elements, at, sizeof elements);
@@ -100,8 +101,8 @@ struct StoredColumns {
         }
         std::memcpy(&elements, terms, sizeof elements);
       }
+      return elements;
     }
-    return elements;
   }
 };
 
