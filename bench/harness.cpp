@@ -9,8 +9,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <sstream>
+#include <stdexcept>
 #include <string_view>
 #include <thread>
 #ifdef __GLIBC__
@@ -92,17 +94,18 @@ class Block {
     const std::size_t count = work_.contenders.size();
     measurements_.resize(count);
     std::vector<Task> tasks(count);
+    std::vector<float> expected;
     for (std::size_t i = 0; i < count; ++i) {
       try {
         tasks[i] = work_.contenders[i].make();
         if (!tasks[i]) throw std::runtime_error("does not do this");
         tasks[i].run();
+        measurements_[i].difference = difference(tasks[i], expected);
       } catch (const std::exception& error) {
         tasks[i] = {};
         measurements_[i].error = error.what();
       }
     }
-    compare_results(tasks);
     for (int attempt = 1; attempt <= attempts; ++attempt) {
       const Peaks before = measure_peaks();
       const auto seconds = run_rounds(tasks);
@@ -141,28 +144,27 @@ class Block {
     return medians;
   }
 
-  /// Holds every result against the first contender's: the same computation, or no comparison.
-  void compare_results(std::vector<Task>& tasks) {
-    if (work_.result_size == 0 || !tasks[0].copy_result) return;
-    std::vector<float> expected(work_.result_size), actual(work_.result_size);
-    tasks[0].copy_result(expected.data());
-    for (std::size_t i = 1; i < tasks.size(); ++i) {
-      if (!tasks[i] || !tasks[i].copy_result) continue;
-      tasks[i].copy_result(actual.data());
-      float largest = 0, difference = 0;
-      for (std::size_t k = 0; k < expected.size(); ++k) {
-        largest = std::max(largest, std::abs(expected[k]));
-        difference = std::max(difference, std::abs(expected[k] - actual[k]));
-        if (std::isnan(actual[k])) difference = HUGE_VALF;
-      }
-      measurements_[i].difference = difference / largest;
-      const double bound = work_.element == Element::bf16 ? 3e-2 : 1e-4;
-      if (difference <= bound * largest) continue;
-      std::ostringstream message;
-      message << "the result differs from ours by " << measurements_[i].difference;
-      measurements_[i].error = message.str();
-      tasks[i] = {};
+  /// Holds a result against the first one, relative to its largest: the same computation, or no
+  /// comparison. Throws where they differ.
+  double difference(const Task& task, std::vector<float>& expected) const {
+    if (work_.result_size == 0 || !task.copy_result) return 0;
+    std::vector<float> actual(work_.result_size);
+    task.copy_result(actual.data());
+    if (expected.empty()) expected = actual;
+    double largest = 0, difference = 0;
+    for (std::size_t k = 0; k < actual.size(); ++k) {
+      largest = std::max(largest, std::abs(double(expected[k])));
+      // Not NaN, which would compare as no difference.
+      difference = std::max(difference, std::isnan(actual[k])
+                                            ? std::numeric_limits<double>::infinity()
+                                            : std::abs(double(expected[k]) - double(actual[k])));
     }
+    const double bound = work_.element == Element::bf16 ? 3e-2 : 1e-4;
+    if (difference > bound * largest) {
+      throw std::runtime_error("the result differs from ours by " +
+                               std::to_string(difference / largest));
+    }
+    return difference / largest;
   }
 
   Work work_;

@@ -6,6 +6,7 @@
 #include <barrier>
 #include <chrono>
 #include <fstream>
+#include <numeric>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -82,16 +83,17 @@ double pass(Element element) {
   return multiply_add_pass<float>();
 }
 
-/// The median of five windows of `milliseconds`, in each of which every thread calls
-/// `body(thread)`, which returns how much it did, for that long. Units per second, of all threads.
+/// In windows of `milliseconds` every thread calls `body(thread)`, which returns how much it did, for
+/// that long: the median of all threads' units per second together. Threads start on one core and
+/// take a while to part, so the first windows do not count.
 template <class Body>
 double rate(int threads, int milliseconds, Body body) {
-  std::vector<double> windows;
-  for (int window = 0; window < 5; ++window) {
-    std::vector<double> rates(static_cast<std::size_t>(threads));
-    std::barrier start(threads);
-    const auto run = [&](int thread) {
-      body(thread);
+  constexpr int windows = 8, first = 3;
+  std::vector<std::vector<double>> rates(windows);
+  for (auto& window : rates) window.resize(static_cast<std::size_t>(threads));
+  std::barrier start(threads);
+  const auto run = [&](int thread) {
+    for (auto& window : rates) {
       start.arrive_and_wait();
       const auto begin = Clock::now();
       std::chrono::duration<double> elapsed{};
@@ -100,18 +102,21 @@ double rate(int threads, int milliseconds, Body body) {
         done += body(thread);
         elapsed = Clock::now() - begin;
       } while (elapsed < std::chrono::milliseconds(milliseconds));
-      rates[static_cast<std::size_t>(thread)] = done / elapsed.count();
-    };
-    std::vector<std::thread> others;
-    for (int thread = 1; thread < threads; ++thread) others.emplace_back(run, thread);
-    run(0);
-    for (auto& other : others) other.join();
-    double sum = 0;
-    for (const double one : rates) sum += one;
-    windows.push_back(sum);
+      window[static_cast<std::size_t>(thread)] = done / elapsed.count();
+    }
+  };
+  std::vector<std::thread> others;
+  for (int thread = 1; thread < threads; ++thread) others.emplace_back(run, thread);
+  run(0);
+  for (auto& other : others) other.join();
+  std::vector<double> sums;
+  for (int w = first; w < windows; ++w) {
+    const auto& window = rates[static_cast<std::size_t>(w)];
+    sums.push_back(std::accumulate(window.begin(), window.end(), 0.0));
   }
-  std::nth_element(windows.begin(), windows.begin() + 2, windows.end());
-  return windows[2];
+  const auto middle = sums.begin() + static_cast<std::ptrdiff_t>(sums.size() / 2);
+  std::nth_element(sums.begin(), middle, sums.end());
+  return *middle;
 }
 
 /// Adds up `count` floats, so that they are read and nothing else takes time.

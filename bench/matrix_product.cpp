@@ -14,12 +14,17 @@ Work product(const Options& options, int threads) {
   struct Memory {
     std::vector<S> a = random_numbers<S>(size * size, 1, 1);
     std::vector<S> b = random_numbers<S>(size * size, 1, 2);
-    std::vector<S> c = std::vector<S>(a.size());
+    Results<S> results;
   };
   const Lazy<Memory> memory([] { return Memory(); });
   const auto operands = [=] {
-    return ProductOperands<S>{
-        size, size, size, (*memory).a.data(), (*memory).b.data(), (*memory).c.data(), threads};
+    return ProductOperands<S>{size,
+                              size,
+                              size,
+                              (*memory).a.data(),
+                              (*memory).b.data(),
+                              (*memory).results.add(size * size),
+                              threads};
   };
   const Cost cost{.flops = static_cast<double>(vha::product_flops(size, size, size))};
   Work work{"matrix_product/2048", element_of<S>, threads, {}, size * size};

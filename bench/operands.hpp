@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -81,6 +82,19 @@ std::vector<S> random_numbers(Index count, float scale, std::uint32_t seed) {
   }
   return numbers;
 }
+
+/// Memory for results, zeroed and touched, a piece for each contender.
+template <class S>
+class Results {
+ public:
+  S* add(Index count) {
+    pieces_.emplace_back(static_cast<std::size_t>(count));
+    return pieces_.back().data();
+  }
+
+ private:
+  std::list<std::vector<S>> pieces_;
+};
 
 /// A function that copies `count` elements, as floats.
 template <class S>
