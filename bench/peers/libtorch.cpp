@@ -3,24 +3,30 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
+#include <dlfcn.h>
 #include <torch/version.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "../threads.hpp"
 #include "peers.hpp"
 
 namespace bench {
 
 namespace {
 
-// Products of float go to the BLAS, whose threads are not torch's. This is OpenBLAS's, of which
-// there is none where torch was built with another one.
-extern "C" void openblas_set_num_threads(int) __attribute__((weak));
+// As in OpenMP's header, which not every compiler has.
+extern "C" void omp_set_num_threads(int);
 
+/// The calling thread's torch operations use `torch` threads. Products of float go to the BLAS, which
+/// has threads of its own: OpenBLAS's are set, if it is OpenBLAS.
 void set_threads(int torch, int blas) {
-  at::set_num_threads(torch);
-  if (openblas_set_num_threads != nullptr) openblas_set_num_threads(blas);
+  at::get_num_threads();  // the first call on a thread would undo the next
+  omp_set_num_threads(torch);
+  static const auto set_blas =
+      reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "openblas_set_num_threads"));
+  if (set_blas != nullptr) set_blas(blas);
 }
 
 template <class S>
@@ -59,7 +65,7 @@ Task product_task(const ProductOperands<S>& o) {
 template <class S>
 class Core {
  public:
-  explicit Core(const CoreOperands<S>& operands) : o_(operands) {
+  explicit Core(const CoreOperands<S>& operands) : o_(operands), threads_(operands.threads) {
     const c10::InferenceMode inference;
     const Index most = std::min(tile_tokens, o_.tokens) * o_.group_size;
     const auto options = at::dtype(type_of<S>);
@@ -71,12 +77,10 @@ class Core {
   }
 
   void run() {
-    set_threads(o_.threads, 1);
-    at::parallel_for(0, heads(), 1, [this](Index begin, Index end) {
+    threads_.executor().for_each(heads(), [this](Index head, Index) {
       const c10::InferenceMode inference;
-      for (Index head = begin; head < end; ++head) {
-        for (Index first = 0; first < o_.tokens; first += tile_tokens) attend(head, first);
-      }
+      set_threads(1, 1);
+      for (Index first = 0; first < o_.tokens; first += tile_tokens) attend(head, first);
     });
   }
 
@@ -117,6 +121,7 @@ class Core {
   }
 
   CoreOperands<S> o_;
+  Threads threads_;
   at::Tensor query_, out_, logits_, weights_, mask_;
 };
 

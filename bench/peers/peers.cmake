@@ -26,10 +26,12 @@ else()
   vha_bench_miss_peer(openblas libopenblas-dev)
 endif()
 
+# The OpenMP of both libraries, which they take their threads from.
+find_library(VHA_GOMP NAMES gomp libgomp.so.1 HINTS ${CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES})
+
 # Neither by its own package file: Debian's ask for libraries that using these two does not need.
 find_path(VHA_ONEDNN_INCLUDE oneapi/dnnl/dnnl.hpp)
 find_library(VHA_ONEDNN dnnl)
-find_library(VHA_GOMP NAMES gomp libgomp.so.1 HINTS ${CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES})
 if(VHA_ONEDNN AND VHA_ONEDNN_INCLUDE AND VHA_GOMP)
   target_include_directories(vha_bench SYSTEM PRIVATE "${VHA_ONEDNN_INCLUDE}")
   target_link_libraries(vha_bench PRIVATE "${VHA_ONEDNN}" "${VHA_GOMP}")
@@ -42,10 +44,11 @@ find_path(VHA_TORCH_INCLUDE ATen/ATen.h)
 find_path(VHA_TORCH_API torch/version.h PATH_SUFFIXES torch/csrc/api/include)
 find_library(VHA_TORCH_CPU torch_cpu)
 find_library(VHA_TORCH_C10 c10)
-if(VHA_TORCH_INCLUDE AND VHA_TORCH_API AND VHA_TORCH_CPU AND VHA_TORCH_C10)
+if(VHA_TORCH_INCLUDE AND VHA_TORCH_API AND VHA_TORCH_CPU AND VHA_TORCH_C10 AND VHA_GOMP)
   target_include_directories(vha_bench SYSTEM PRIVATE "${VHA_TORCH_INCLUDE}" "${VHA_TORCH_API}")
-  target_link_libraries(vha_bench PRIVATE "${VHA_TORCH_CPU}" "${VHA_TORCH_C10}")
+  target_link_libraries(vha_bench PRIVATE "${VHA_TORCH_CPU}" "${VHA_TORCH_C10}" "${VHA_GOMP}"
+                                          ${CMAKE_DL_LIBS})
   vha_bench_add_peer(libtorch)
 else()
-  vha_bench_miss_peer(libtorch libtorch-dev)
+  vha_bench_miss_peer(libtorch "libtorch-dev, and libgomp")
 endif()
