@@ -2,20 +2,20 @@
 #pragma once
 
 #include <algorithm>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <type_traits>
 #include <utility>
-#include <vector>
 #include <vha/attention/batch_tokens.hpp>
 #include <vha/attention/causal_attention.hpp>
 #include <vha/attention/kv_cache.hpp>
 #include <vha/attention/token_layout.hpp>
 #include <vha/attention/trace.hpp>
 #include <vha/attention/weights.hpp>
+#include <vha/attention/workspace.hpp>
 #include <vha/core/activations.hpp>
 #include <vha/core/config.hpp>
+#include <vha/core/executor.hpp>
 #include <vha/core/sizes.hpp>
 #include <vha/core/view.hpp>
 #include <vha/core/weight.hpp>
@@ -23,19 +23,6 @@
 #include <vha/ops/rope.hpp>
 
 namespace vha {
-
-/// The memory of a forward. Kept by the caller from call to call, it makes every call but the first
-/// of its size free of allocations. One thread's at a time.
-template <ComputeScalar T>
-struct AttentionWorkspace {
-  Executor executor;
-  CausalAttentionWorkspace<T> core;
-  Buffer<T> x, y, physical, query, key, value, heads, gate, scratch;
-  std::optional<KvCache<T>> kv_cache;  // of a forward that was given none
-
-  std::vector<detail::BatchToken> tokens;
-  std::vector<Position> positions;
-};
 
 /// An attention layer: projections, Premix, QK-norm, RoPE, the core, Postmix, gate, output
 /// projection, each where its type or its weights have it.
@@ -91,15 +78,16 @@ class Attention {
   /// (matrices), in a tensor or matrix of its own, row-major, of `x`'s scalar. This and the other
   /// forms throw Error where shapes do not fit, positions are out of range, or the cache has no room.
   template <Activations X>
-  auto forward(const X& x, const TokenLayout& layout = {}) const {
-    return forward_to_new(x, static_cast<KvCache<T>*>(nullptr), layout);
+  auto forward(const X& x, const TokenLayout& layout = {}, Executor executor = {}) const {
+    return forward_to_new(x, static_cast<KvCache<T>*>(nullptr), layout, executor);
   }
 
   /// The same, attending to the tokens in `cache` as well, behind which the new ones are put. Prefill
   /// and decode alike, in chunks of any size. A call that throws leaves the cache as it was.
   template <Activations X, StorageScalar C>
-  auto forward(const X& x, KvCache<C>& cache, const TokenLayout& layout = {}) const {
-    return forward_to_new(x, &cache, layout);
+  auto forward(const X& x, KvCache<C>& cache, const TokenLayout& layout = {},
+               Executor executor = {}) const {
+    return forward_to_new(x, &cache, layout, executor);
   }
 
   /// The forms that write to the caller's `out`, of `x`'s shape, and keep their memory in
@@ -121,6 +109,13 @@ class Attention {
   // cheap beside the products, few enough that the working memory stays small.
   static constexpr Index token_block = 512;
 
+  /// What activations of `X` are multiplied in: bfloat16 where the weights are bfloat16 too, as
+  /// models in bfloat16 are served; else nothing is rounded.
+  template <class X>
+  using ProductsOf =
+      std::conditional_t<std::same_as<std::remove_const_t<X>, bfloat16> && std::same_as<S, bfloat16>,
+                         bfloat16, T>;
+
   static const AttentionConfig& validated(const AttentionConfig& config) {
     config.validate();
     if (!is_finite(static_cast<T>(config.value_scale))) {
@@ -139,8 +134,10 @@ class Attention {
   }
 
   template <class X, class C>
-  auto forward_to_new(const X& x, KvCache<C>* cache, const TokenLayout& layout) const {
+  auto forward_to_new(const X& x, KvCache<C>* cache, const TokenLayout& layout,
+                      Executor executor) const {
     Workspace workspace;
+    workspace.executor = executor;
     const auto view = activations_view(x);
     using Element = std::remove_const_t<std::remove_pointer_t<decltype(view.data)>>;
     using Result =
@@ -162,12 +159,15 @@ class Attention {
     static_assert(sizeof(X) <= sizeof(T) && sizeof(Out) <= sizeof(T),
                   "vha: the activations are wider than the layer computes in; use a layer of "
                   "double, or convert them to float first");
+    using P = ProductsOf<X>;
     check(x, cache, out, layout);
     if (trace != nullptr) trace->resize(config_, weights_, x.batch, x.tokens);
+    workspace.prepare();
     if (cache == nullptr) {
-      run_with(x, own_cache(x, workspace), out, workspace, layout, trace);
+      run_with<P>(x, own_cache(x, workspace.template of<P>().kv_cache), out, workspace, layout,
+                  trace);
     } else {
-      run_with(x, *cache, out, workspace, layout, trace);
+      run_with<P>(x, *cache, out, workspace, layout, trace);
     }
   }
 
@@ -207,9 +207,8 @@ class Attention {
     if (view.data == nullptr && !is_empty) raise(argument, "values in memory", "a null pointer");
   }
 
-  template <class X>
-  KvCache<T>& own_cache(const ActivationsView<X>& x, Workspace& workspace) const {
-    auto& cache = workspace.kv_cache;
+  template <class X, class C>
+  KvCache<C>& own_cache(const ActivationsView<X>& x, std::optional<KvCache<C>>& cache) const {
     const Index batch = std::max<Index>(x.batch, 1), tokens = std::max<Index>(x.tokens, 1);
     if (!cache || cache->batch() != batch || cache->capacity() < tokens ||
         cache->shape().kv_heads != config_.kv_heads ||
@@ -220,7 +219,7 @@ class Attention {
     return *cache;
   }
 
-  template <class X, class C, class Out>
+  template <Operand P, class X, class C, class Out>
   void run_with(const ActivationsView<X>& x, KvCache<C>& cache, const ActivationsView<Out>& out,
                 Workspace& workspace, const TokenLayout& layout, AttentionTrace<T>* trace) const {
     detail::list_tokens(x.batch, x.tokens, cache, layout, workspace.tokens, workspace.positions);
@@ -233,28 +232,29 @@ class Attention {
       }
     };
     each_block([&](detail::BatchTokens tokens, std::span<const Position> positions) {
-      cache_block(detail::gather<T>(x, tokens, workspace.x), tokens, positions, cache, workspace,
-                  trace);
+      cache_block<P>(detail::gather<T>(x, tokens, workspace.x), tokens, positions, cache, workspace,
+                     trace);
     });
     detail::zero_padding(out, layout);
     each_block([&](detail::BatchTokens tokens, std::span<const Position> positions) {
-      const T* const y = attend_block(detail::gather<T>(x, tokens, workspace.x), tokens, positions,
-                                      cache, workspace, trace);
+      const T* const y = attend_block<P>(detail::gather<T>(x, tokens, workspace.x), tokens,
+                                         positions, cache, workspace, trace);
       detail::scatter(y, tokens, out);
     });
     for (Index row = 0; row < x.batch; ++row) cache.commit(row, layout.length(row, x.tokens));
   }
 
   /// Writes the block's keys and values behind the ends of the cache's sequences.
-  template <class C>
+  template <Operand P, class C>
   void cache_block(const MatrixView<T>& x, detail::BatchTokens tokens,
                    std::span<const Position> positions, KvCache<C>& cache, Workspace& workspace,
                    AttentionTrace<T>* trace) const {
     const Index width = config_.kv_width();
     T* const key = workspace.key.reserve(x.rows * width);
     T* const value = workspace.value.reserve(x.rows * width);
-    weights_.key(x, key, width, workspace.core.product);
-    weights_.value(x, value, width, workspace.core.product);
+    auto& product = workspace.template of<P>().product;
+    weights_.key(x, key, width, product);
+    weights_.value(x, value, width, product);
     const auto keys = token_major_heads(key, x.rows, config_.kv_heads, 1, config_.head_dim);
     const auto values = token_major_heads(value, x.rows, config_.kv_heads, 1, config_.head_dim);
     norm_and_rope(weights_.k_norm, keys, positions, workspace);
@@ -272,11 +272,12 @@ class Attention {
   }
 
   /// The block's outputs, `[tokens, hidden]`.
-  template <class C>
+  template <Operand P, class C>
   const T* attend_block(const MatrixView<T>& x, detail::BatchTokens tokens,
                         std::span<const Position> positions, KvCache<C>& cache,
                         Workspace& workspace, AttentionTrace<T>* trace) const {
-    const auto query = project_query(x, tokens, workspace, trace);
+    auto& product = workspace.template of<P>().product;
+    const auto query = project_query<P>(x, tokens, workspace, trace);
     norm_and_rope(weights_.q_norm, query, positions, workspace);
     record(trace, &AttentionTrace<T>::q_rotated, query, tokens);
 
@@ -286,43 +287,51 @@ class Attention {
         token_major_heads(mixed, x.rows, config_.kv_heads, config_.group_size(), config_.head_dim);
     detail::for_each_row(tokens, [&](Index row, Index first, Index count) {
       const Index uncommitted = tokens[static_cast<std::size_t>(first)].row_tokens;
-      causal_attention<HeadDim, GroupSize, T>(
+      // The keys are multiplied as they are stored, in the layer's products or in wider ones.
+      using CoreProducts = std::conditional_t<std::same_as<C, P>, P, T>;
+      causal_attention<HeadDim, GroupSize>(
           HeadsView<const T>(query.slice(first, count)), cache.keys(row, uncommitted),
           cache.values(row, uncommitted), part(positions, first, count),
           cache.positions(row, uncommitted), {config_.softmax_scale(), {config_.window}},
-          heads.slice(first, count), workspace.core);
+          heads.slice(first, count), workspace.template of<CoreProducts>().core);
     });
     record(trace, &AttentionTrace<T>::heads, heads, tokens);
 
-    if constexpr (Weights::has_postmix) weights_.postmix(heads, workspace.scratch);
+    if constexpr (Weights::has_postmix) {
+      workspace.for_each_slice(x.rows, [&](Index first, Index count, Buffer<T>& scratch) {
+        weights_.postmix(heads.slice(first, count), scratch);
+      });
+    }
     record(trace, &AttentionTrace<T>::heads_mixed, heads, tokens);
     if constexpr (Weights::has_gate) {
-      weights_.gate(x, mixed, workspace.gate.reserve(x.rows * width), workspace.core.product);
+      weights_.gate(x, mixed, workspace.gate.reserve(x.rows * width), product);
     }
     T* const y = workspace.y.reserve(x.rows * config_.hidden);
     weights_.output(row_major_view(static_cast<const T*>(mixed), x.rows, width, width), y,
-                    config_.hidden, workspace.core.product);
+                    config_.hidden, product);
     return y;
   }
 
   /// The virtual query heads before norm and RoPE.
+  template <Operand P>
   HeadsView<T> project_query(const MatrixView<T>& x, detail::BatchTokens tokens,
                              Workspace& workspace, AttentionTrace<T>* trace) const {
     const Index group_size = config_.group_size();
+    auto& product = workspace.template of<P>().product;
     T* const query = workspace.query.reserve(x.rows * config_.query_width());
     HeadsView<T> heads;
     if constexpr (Weights::has_premix) {
       const Index physical_head_dim = weights_.premix.physical_head_dim();
       const Index physical_width = group_size * physical_head_dim;
       T* const physical = workspace.physical.reserve(x.rows * physical_width);
-      weights_.query(x, physical, physical_width, workspace.core.product);
+      weights_.query(x, physical, physical_width, product);
       record(trace, &AttentionTrace<T>::q_physical,
              token_major_heads(physical, x.rows, 1, group_size, physical_head_dim), tokens);
       heads = group_major_heads(query, x.rows, config_.kv_heads, group_size, config_.head_dim);
-      weights_.premix(static_cast<const T*>(physical), heads, workspace.core.product);
+      weights_.premix(static_cast<const T*>(physical), heads, product);
     } else {
       heads = token_major_heads(query, x.rows, config_.kv_heads, group_size, config_.head_dim);
-      weights_.query(x, query, config_.query_width(), workspace.core.product);
+      weights_.query(x, query, config_.query_width(), product);
     }
     record(trace, &AttentionTrace<T>::q_virtual, heads, tokens);
     return heads;
@@ -330,8 +339,11 @@ class Attention {
 
   void norm_and_rope(const Weight<S>& norm, const HeadsView<T>& heads,
                      std::span<const Position> positions, Workspace& workspace) const {
-    if (!norm.empty()) RmsNorm<S>{norm, config_.rms_norm_eps}(heads, workspace.scratch);
-    rope_(heads, positions, workspace.scratch);
+    workspace.for_each_slice(heads.tokens, [&](Index first, Index count, Buffer<T>& scratch) {
+      const auto slice = heads.slice(first, count);
+      if (!norm.empty()) RmsNorm<S>{norm, config_.rms_norm_eps}(slice, scratch);
+      rope_(slice, part(positions, first, count), scratch);
+    });
   }
 
   static void record(AttentionTrace<T>* trace, Tensor4<T> AttentionTrace<T>::*step,

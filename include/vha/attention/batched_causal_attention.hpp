@@ -3,12 +3,14 @@
 
 #include <numeric>
 #include <span>
+#include <concepts>
 #include <type_traits>
 #include <vector>
 #include <vha/attention/causal_attention.hpp>
 #include <vha/attention/token_layout.hpp>
 #include <vha/core/activations.hpp>
 #include <vha/core/config.hpp>
+#include <vha/core/executor.hpp>
 
 namespace vha {
 
@@ -36,7 +38,8 @@ struct BatchedAttentionOptions {
 template <int HeadDim = Eigen::Dynamic, int GroupSize = Eigen::Dynamic, class Query, class Key,
           class Value>
 auto causal_attention(const Query& query, const Key& key, const Value& value,
-                      const BatchedAttentionOptions& options =
+                      const BatchedAttentionOptions& options = {},
+                      const Executor& executor =
                           {}) requires(detail::EigenTensor<Query>&& detail::EigenTensor<Key>&&
                                            detail::EigenTensor<Value>) {
   using Element = std::remove_const_t<typename Query::Scalar>;
@@ -73,7 +76,12 @@ auto causal_attention(const Query& query, const Key& key, const Value& value,
 
   Tensor4<Element> out(batch, tokens, heads, value.dimension(3));
   out.setZero();
-  CausalAttentionWorkspace<T> workspace;
+  // As in a layer: what is stored in bfloat16 throughout is multiplied in it.
+  constexpr bool all_bfloat16 = std::same_as<Element, bfloat16> &&
+                                std::same_as<std::remove_const_t<typename Key::Scalar>, bfloat16> &&
+                                std::same_as<std::remove_const_t<typename Value::Scalar>, bfloat16>;
+  CausalAttentionWorkspace<std::conditional_t<all_bfloat16, bfloat16, T>> workspace;
+  workspace.executor = executor;
   std::vector<Position> counted(static_cast<std::size_t>(keys));
   std::iota(counted.begin(), counted.end(), Position(0));
   for (Index row = 0; row < batch; ++row) {
@@ -98,7 +106,7 @@ auto causal_attention(const Query& query, const Key& key, const Value& value,
           row * row_length + layout.first(row, row_length), layout.length(row, row_length));
       return heads_of_row;
     };
-    causal_attention<HeadDim, GroupSize, T>(
+    causal_attention<HeadDim, GroupSize>(
         row_of(heads_view(query, group_size), options.query, tokens),
         row_of(heads_view(key), options.key, keys), row_of(heads_view(value), options.key, keys),
         query_positions, key_positions, {scale, {options.window}},

@@ -6,10 +6,11 @@
 #include <cstddef>
 #include <span>
 #include <vector>
+#include <vha/attention/query_block.hpp>
+#include <vha/core/executor.hpp>
 #include <vha/core/sizes.hpp>
 #include <vha/core/view.hpp>
 #include <vha/ops/mask.hpp>
-#include <vha/ops/matrix_product.hpp>
 #include <vha/ops/softmax_state.hpp>
 
 namespace vha {
@@ -20,179 +21,143 @@ struct CausalAttentionOptions {
   CausalMask mask = {};  ///< which keys a query sees
 };
 
-/// Queries [query, query_end) and keys [key, key_end) that they all see.
-struct VisibleRectangle {
-  Index query;
-  Index query_end;
-  Index key;
-  Index key_end;
-};
-
-/// The buffers of `causal_attention`.
-template <ComputeScalar T>
+/// The threads and the buffers of `causal_attention`.
+template <Operand T>
 struct CausalAttentionWorkspace {
   Executor executor;
-  ProductWorkspace<T> product;
-  Buffer<T> query;
-  Buffer<T> logits;
-  Buffer<T> accumulated;
-  std::vector<SoftmaxState<T>> states;
-  std::vector<VisibleRectangle> rectangles;
+  std::vector<detail::QueryBlockMemory<T>> threads;
+  Buffer<Compute<T>> span_values;
+  std::vector<SoftmaxState<Compute<T>>> span_states;
 };
 
 namespace detail {
 
-/// The queries of one K/V head's group, a block of tokens at a time, against all keys.
-///
-/// A rectangle of queries and keys that see each other whole is a pair of matrix products; a
-/// rectangle that the mask cuts is split until its parts are whole or hidden. So no hidden key or
-/// value, were it NaN, touches a result, and a query's result is the same to the last bit whatever
-/// other queries are in the block.
-///
-///     query tokens
-///       |  # # # # . . .
-///       |  # # # # # . .
-///       |  # # # # # # .
-///       v  # # # # # # #
-///          keys ->
-template <int HeadDim, int GroupSize, ComputeScalar T, class K, class V>
-class QueryBlock {
+/// The core for one call. Keys are seen in spans of `key_span`, each by itself, and what was seen is
+/// merged from left to right: so decode can give spans to different threads and still does the same
+/// arithmetic as prefill.
+template <int HeadDim, int GroupSize, Operand T, class Q, class K, class V, class O>
+class CausalAttention {
  public:
-  QueryBlock(std::span<const Position> query_positions, std::span<const Position> key_positions,
-             const HeadsView<const K>& keys, const HeadsView<const V>& values, Index group,
-             Index group_size, const CausalMask& mask, CausalAttentionWorkspace<T>& workspace)
-      : query_positions_(query_positions),
-        key_positions_(key_positions),
-        keys_(keys.group_matrix(group)),
-        values_(values.group_matrix(group)),
-        group_(group),
-        group_size_(group_size),
-        mask_(mask),
-        workspace_(workspace) {
-    const Index rows = static_cast<Index>(query_positions.size()) * this->group_size();
-    query_ = workspace.query.reserve(rows * head_dim());
-    logits_ = workspace.logits.reserve(rows * key_block);
-    accumulated_ = workspace.accumulated.reserve(rows * values_.cols);
-    std::fill_n(accumulated_, rows * values_.cols, T(0));
-    workspace.states.assign(static_cast<std::size_t>(rows), SoftmaxState<T>{});
-  }
+  using Sum = Compute<T>;
+  using Block = QueryBlock<T>;
 
-  /// Copies the block's queries, times `scale`, as rows `[tokens * group_size, head_dim]`.
-  template <class Q>
-  void load_queries(const HeadsView<const Q>& query, T scale) {
-    T* target = query_;
-    for_each_token_head([&](Index token, Index member) {
-      const Q* const head = query.head(token, group_, member);
-      for (Index c = 0; c < head_dim(); ++c) *target++ = scale * convert<T>(head[c]);
-    });
-  }
+  const HeadsView<const Q>& query;
+  const HeadsView<const K>& key;
+  const HeadsView<const V>& value;
+  std::span<const Position> query_positions;
+  std::span<const Position> key_positions;
+  const CausalAttentionOptions& options;
+  const HeadsView<O>& out;
+  CausalAttentionWorkspace<T>& workspace;
 
-  void attend() {
-    const auto queries = static_cast<Index>(query_positions_.size());
-    const auto keys = static_cast<Index>(key_positions_.size());
-    for (Index key = 0; key < keys; key += key_block) {
-      auto& rectangles = workspace_.rectangles;
-      rectangles.clear();
-      split({0, queries, key, std::min(keys, key + key_block)});
-      if (rectangles.empty()) continue;
-      std::fill_n(logits_, queries * group_size() * key_block, SoftmaxState<T>::hidden);
-      for (const auto& rectangle : rectangles) compute_logits(rectangle, key);
-      update_states();
-      for (const auto& rectangle : rectangles) accumulate_values(rectangle, key);
+  void run() const {
+    const auto& executor = workspace.executor;
+    if (static_cast<Index>(workspace.threads.size()) < executor.threads()) {
+      workspace.threads.resize(static_cast<std::size_t>(executor.threads()));
     }
-  }
-
-  template <class O>
-  void store(const HeadsView<O>& out) const {
-    const T* source = accumulated_;
-    std::size_t row = 0;
-    for_each_token_head([&](Index token, Index member) {
-      const T normalizer = workspace_.states[row++].normalizer();
-      O* const head = out.head(token, group_, member);
-      for (Index c = 0; c < values_.cols; ++c) head[c] = convert<O>(*source++ * normalizer);
+    if (query.tokens * group_size() <= Block::panel_rows && key.tokens > key_span) {
+      return run_spans();
+    }
+    const Index tokens_per_block = std::max<Index>(1, rows_per_block / group_size());
+    const Index blocks = (query.tokens + tokens_per_block - 1) / tokens_per_block;
+    executor.for_each(blocks * query.groups, [&](Index task, Index thread) {
+      // The last queries see the most keys: begun first, they do not end last.
+      const Index first = (blocks - 1 - task / query.groups) * tokens_per_block;
+      const Index tokens = std::min(query.tokens - first, tokens_per_block);
+      run_block(task % query.groups, first, tokens,
+                workspace.threads[static_cast<std::size_t>(thread)]);
     });
   }
 
  private:
-  static constexpr Index key_block = 256;
+  static constexpr Index key_span = 1024;
+  static constexpr Index rows_per_block = 256;
+  static constexpr Index spans_at_once = 64;
 
-  Index head_dim() const { return HeadDim == Eigen::Dynamic ? keys_.cols : HeadDim; }
-  Index group_size() const { return GroupSize == Eigen::Dynamic ? group_size_ : GroupSize; }
+  Index head_dim() const { return HeadDim == Eigen::Dynamic ? query.head_dim : HeadDim; }
+  Index group_size() const { return GroupSize == Eigen::Dynamic ? query.group_size : GroupSize; }
 
-  template <class Body>
-  void for_each_token_head(Body&& body) const {
-    for (Index token = 0; token < static_cast<Index>(query_positions_.size()); ++token) {
-      for (Index member = 0; member < group_size(); ++member) body(token, member);
+  Block load_block(Index group, Index first, Index tokens, QueryBlockMemory<T>& memory) const {
+    Block block(part(query_positions, first, tokens), group_size(), head_dim(), value.head_dim,
+                options.mask, options.scale, memory);
+    block.load_queries(query.slice(first, tokens), group);
+    return block;
+  }
+
+  void attend_span(Block& block, Index group, Index first) const {
+    const auto keys = key.group_matrix(group);
+    const auto values = value.group_matrix(group);
+    const Index end = std::min(key.tokens, first + key_span);
+    for (; first < end; first += Block::key_block) {
+      const Index count = std::min(Block::key_block, end - first);
+      block.attend(keys.block(first, 0, count, head_dim()),
+                   values.block(first, 0, count, value.head_dim), part(key_positions, first, count));
     }
   }
 
-  /// Lists the rectangles of `area` that are seen whole, keys from left to right.
-  void split(const VisibleRectangle& area) {
-    const auto& [query, query_end, key, key_end] = area;
-    switch (mask_.visibility(part(query_positions_, query, query_end - query),
-                             part(key_positions_, key, key_end - key))) {
-      case Visibility::none:
-        return;
-      case Visibility::all:
-        return workspace_.rectangles.push_back(area);
-      case Visibility::some:
-        break;
+  void run_block(Index group, Index first, Index tokens, QueryBlockMemory<T>& memory) const {
+    Block block = load_block(group, first, tokens, memory);
+    attend_span(block, group, 0);
+    if (key.tokens <= key_span) return store(block.attended(), group, first, tokens);
+    const Index values = block.rows() * value.head_dim;
+    AttendedRows<Sum> earlier{nullptr, memory.earlier_values.reserve(values)};
+    memory.earlier_states.assign(memory.states.begin(), memory.states.end());
+    earlier.states = memory.earlier_states.data();
+    std::copy_n(block.attended().values, values, earlier.values);
+    for (Index span = key_span; span < key.tokens; span += key_span) {
+      block.forget();
+      attend_span(block, group, span);
+      earlier.merge(block.attended(), block.rows(), value.head_dim);
     }
-    if (query_end - query >= key_end - key) {
-      const Index middle = query + (query_end - query) / 2;
-      split({query, middle, key, key_end});
-      split({middle, query_end, key, key_end});
-    } else {
-      const Index middle = key + (key_end - key) / 2;
-      split({query, query_end, key, middle});
-      split({query, query_end, middle, key_end});
+    store(earlier, group, first, tokens);
+  }
+
+  /// A few queries, as in decode: threads share the keys.
+  void run_spans() const {
+    const Index rows = query.tokens * group_size();
+    const Index spans = (key.tokens + key_span - 1) / key_span;
+    const Index spans_each = std::max<Index>(1, spans_at_once / query.groups);  // of a group
+    const Index slots = query.groups * (spans_each + 1);  // one more for what was merged
+    const Index slot_values = rows * value.head_dim;
+    Sum* const values = workspace.span_values.reserve(slots * slot_values);
+    workspace.span_states.resize(static_cast<std::size_t>(slots * rows));
+    const auto slot = [&](Index group, Index k) {
+      const Index at = group * (spans_each + 1) + k;
+      return AttendedRows<Sum>{workspace.span_states.data() + at * rows, values + at * slot_values};
+    };
+    for (Index first = 0; first < spans; first += spans_each) {
+      const Index count = std::min(spans_each, spans - first);
+      workspace.executor.for_each(query.groups * count, [&](Index task, Index thread) {
+        const Index group = task % query.groups, k = task / query.groups;
+        Block block = load_block(group, 0, query.tokens,
+                                 workspace.threads[static_cast<std::size_t>(thread)]);
+        attend_span(block, group, (first + k) * key_span);
+        const auto result = slot(group, first == 0 ? k : k + 1);
+        std::copy_n(block.attended().states, rows, result.states);
+        std::copy_n(block.attended().values, slot_values, result.values);
+      });
+      for (Index group = 0; group < query.groups; ++group) {
+        for (Index k = 1; k < count + (first == 0 ? 0 : 1); ++k) {
+          slot(group, 0).merge(slot(group, k), rows, value.head_dim);
+        }
+      }
+    }
+    for (Index group = 0; group < query.groups; ++group) {
+      store(slot(group, 0), group, 0, query.tokens);
     }
   }
 
-  /// Writes the rectangle's logits to their places in `logits_`, `[rows, key_block]`, whose first
-  /// column is `first_key`'s.
-  void compute_logits(const VisibleRectangle& rectangle, Index first_key) {
-    const auto& [query, query_end, key, key_end] = rectangle;
-    const Index row = query * group_size();
-    multiply(row_major_view<T>(query_ + row * head_dim(), (query_end - query) * group_size(),
-                               head_dim(), head_dim()),
-             keys_.block(key, 0, key_end - key, head_dim()).transposed(),
-             logits_ + row * key_block + key - first_key, key_block, false, workspace_.product);
-  }
-
-  /// Turns the logits into weights, relative to each row's largest so far.
-  void update_states() {
-    using Row = Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>>;
-    const Index width = values_.cols;
-    for (Index row = 0; row < static_cast<Index>(workspace_.states.size()); ++row) {
-      auto& state = workspace_.states[static_cast<std::size_t>(row)];
-      const T factor = state.update(Row(logits_ + row * key_block, key_block));
-      if (factor != T(1)) Row(accumulated_ + row * width, width) *= factor;
+  void store(const AttendedRows<Sum>& rows, Index group, Index first, Index tokens) const {
+    const Sum* source = rows.values;
+    Index row = 0;
+    for (Index token = 0; token < tokens; ++token) {
+      for (Index member = 0; member < group_size(); ++member) {
+        const Sum normalizer = rows.states[row++].normalizer();
+        O* const head = out.head(first + token, group, member);
+        for (Index c = 0; c < value.head_dim; ++c) head[c] = convert<O>(*source++ * normalizer);
+      }
     }
   }
-
-  /// Adds the rectangle's values, weighted.
-  void accumulate_values(const VisibleRectangle& rectangle, Index first_key) {
-    const auto& [query, query_end, key, key_end] = rectangle;
-    const Index row = query * group_size();
-    const Index width = values_.cols;
-    multiply(row_major_view<T>(logits_ + row * key_block + key - first_key,
-                               (query_end - query) * group_size(), key_end - key, key_block),
-             values_.block(key, 0, key_end - key, width), accumulated_ + row * width, width, true,
-             workspace_.product);
-  }
-
-  std::span<const Position> query_positions_;
-  std::span<const Position> key_positions_;
-  MatrixView<K> keys_;
-  MatrixView<V> values_;
-  Index group_;
-  Index group_size_;
-  CausalMask mask_;
-  CausalAttentionWorkspace<T>& workspace_;
-  T* query_;
-  T* logits_;
-  T* accumulated_;
 };
 
 }  // namespace detail
@@ -212,30 +177,22 @@ class QueryBlock {
 /// | out | `[tokens, kv_heads, group_size, value_dim]` |
 ///
 /// Query and key counts may differ, positions may come in any order. A query that sees no key gives
-/// zeros; a logit below half the lowest number of `T` counts as unseen. Operands and result may be of
-/// any storage scalars; the arithmetic is in `T`. `HeadDim` and `GroupSize` may be given where they
-/// are known. Precondition: the shapes fit, HeadDim and GroupSize too; `out` does not overlap the
-/// operands.
-template <int HeadDim = Eigen::Dynamic, int GroupSize = Eigen::Dynamic, ComputeScalar T, class Q,
+/// zeros; a logit below half the lowest number of the arithmetic counts as unseen. Operands and
+/// result may be of any storage scalars; what is multiplied is rounded to `T`, products are summed and
+/// the softmax is taken in `Compute<T>`. The result is the same to the last bit on any number of
+/// threads, and for a query whatever other queries there are. `HeadDim` and `GroupSize` may be given
+/// where they are known. Precondition: the scale is positive; the shapes fit, HeadDim and GroupSize
+/// too; `out` does not overlap the operands.
+template <int HeadDim = Eigen::Dynamic, int GroupSize = Eigen::Dynamic, Operand T, class Q,
           class K, class V, class O>
 void causal_attention(const HeadsView<const Q>& query, const HeadsView<const K>& key,
                       const HeadsView<const V>& value, std::span<const Position> query_positions,
                       std::span<const Position> key_positions,
                       const CausalAttentionOptions& options, const HeadsView<O>& out,
                       CausalAttentionWorkspace<T>& workspace) {
-  static constexpr Index rows_per_block = 512;
-  const Index tokens_per_block = std::max<Index>(1, rows_per_block / query.group_size);
-  for (Index group = 0; group < query.groups; ++group) {
-    for (Index first = 0; first < query.tokens; first += tokens_per_block) {
-      const Index tokens = std::min(query.tokens - first, tokens_per_block);
-      detail::QueryBlock<HeadDim, GroupSize, T, K, V> block(
-          part(query_positions, first, tokens), key_positions, key, value, group, query.group_size,
-          options.mask, workspace);
-      block.load_queries(query.slice(first, tokens), static_cast<T>(options.scale));
-      block.attend();
-      block.store(out.slice(first, tokens));
-    }
-  }
+  detail::CausalAttention<HeadDim, GroupSize, T, Q, K, V, O>{
+      query, key, value, query_positions, key_positions, options, out, workspace}
+      .run();
 }
 
 }  // namespace vha

@@ -15,8 +15,8 @@ struct SigmoidGate {
 
   /// Multiplies the heads `y`, row-major `[tokens, width]`, by their gates, for x `[tokens, hidden]`;
   /// `logits` is as large as `y`. Precondition: they do not overlap.
-  template <ComputeScalar T>
-  void operator()(const MatrixView<T>& x, T* y, T* logits, ProductWorkspace<T>& workspace) const {
+  template <Operand P, ComputeScalar T>
+  void operator()(const MatrixView<T>& x, T* y, T* logits, ProductWorkspace<P>& workspace) const {
     projection(x, logits, projection.out(), workspace);
     for (Index k = 0; k < x.rows * projection.out(); ++k) y[k] *= sigmoid(logits[k]);
   }

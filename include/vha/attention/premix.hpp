@@ -34,14 +34,14 @@ struct Premix {
   /// Writes the virtual heads of `physical`, token-major `[tokens, H' * physical_head_dim]`, to
   /// `virtual_heads`, `[kv_heads, tokens, H', head_dim]`.
   /// Precondition: `virtual_heads` is of `group_major_heads`, and the widths are the maps'.
-  template <ComputeScalar T>
-  void operator()(const T* physical, const HeadsView<T>& virtual_heads,
-                  ProductWorkspace<T>& workspace) const {
+  template <Operand P>
+  void operator()(const Compute<P>* physical, const HeadsView<Compute<P>>& virtual_heads,
+                  ProductWorkspace<P>& workspace) const {
     const Index rows = virtual_heads.tokens * virtual_heads.group_size;
     const Index width = virtual_heads.head_dim;
     const auto heads = row_major_view(physical, rows, physical_head_dim(), physical_head_dim());
     for (Index group = 0; group < kv_heads(); ++group) {
-      T* const target = virtual_heads.head(0, group, 0);
+      Compute<P>* const target = virtual_heads.head(0, group, 0);
       multiply(heads, maps[static_cast<std::size_t>(group)].view(), target, width, false,
                workspace);
       if constexpr (!std::same_as<A, Identity>) {

@@ -18,15 +18,15 @@ struct Linear {
   Index out() const { return weight.cols(); }
 
   /// Writes X·W + b for X `[rows, in]` to `y`, row-major `[rows, out]`, rows `y_stride` apart.
-  /// Precondition: X has `in()` columns; `y` does not overlap it.
-  template <ComputeScalar T, StorageScalar X>
-  void operator()(const MatrixView<X>& x, T* y, Index y_stride,
-                  ProductWorkspace<T>& workspace) const {
+  /// Products are taken in `P`. Precondition: X has `in()` columns; `y` does not overlap it.
+  template <Operand P, StorageScalar X>
+  void operator()(const MatrixView<X>& x, Compute<P>* y, Index y_stride,
+                  ProductWorkspace<P>& workspace) const {
     multiply(x, weight.view(), y, y_stride, false, workspace);
     if (bias.empty()) return;
     for (Index row = 0; row < x.rows; ++row) {
-      T* const target = y + row * y_stride;
-      for (Index j = 0; j < out(); ++j) target[j] += convert<T>(bias(0, j));
+      Compute<P>* const target = y + row * y_stride;
+      for (Index j = 0; j < out(); ++j) target[j] += convert<Compute<P>>(bias(0, j));
     }
   }
 

@@ -3,116 +3,59 @@
 
 #include <Eigen/Core>
 #include <algorithm>
-#include <cstddef>
 #include <type_traits>
-#include <utility>
+#include <vector>
 #include <vha/core/executor.hpp>
 #include <vha/core/view.hpp>
+#include <vha/ops/panels.hpp>
+#include <vha/ops/register_tile.hpp>
 
-// The matrix product under every projection, under the attention core and under the fold. Eigen's
-// own product allocates its packing buffers on every call and takes no misaligned or mixed-type
-// operands; this one packs both operands into the caller's buffers, converting as it packs.
+// The matrix product under every projection and under the fold. Eigen's own product allocates its
+// packing buffers on every call and takes no misaligned or mixed-type operands.
 //
-// C is made tile by tile. A tile of `rows x cols` results stays in registers while `depth` goes by:
-// one packet of B times one broadcast element of A, added. Panels of A and B are packed so that both
-// are read from front to back.
-//
-//               cols ->
-//            +---------+
-//            |    B    | depth
-//            +---------+
-//   +-----+  +--+------+
-//   |  A  |  |  |   C  | rows
-//   +-----+  +--+------+
-//
-// The packets are Eigen::internal's, of Eigen 3.4.
+// Many rows: blocks of A and B are packed into panels, and every tile reads two of them. A few rows,
+// as in decode: B, a weight that is read once, is read where it stands.
 
 namespace vha {
 
-/// The packing buffers of `multiply`.
-template <ComputeScalar T>
+/// The threads and the packing buffers of `multiply`.
+template <Operand T>
 struct ProductWorkspace {
   Executor executor;
-  Buffer<T> a_panels;
-  Buffer<T> b_panels;
+  Buffer<typename detail::LaneFormat<T>::Sum> a_panels;
+  Buffer<typename detail::LaneFormat<T>::Sum> b_panels;
 };
 
 namespace detail {
 
 /// The sizes of the register tile and of the blocks that fit the caches.
-template <ComputeScalar T>
+template <Operand T>
 struct ProductTile {
-  using Packet = typename Eigen::internal::packet_traits<T>::type;
-  static constexpr Index lanes = Eigen::internal::unpacket_traits<Packet>::size;
+  using Format = LaneFormat<T>;
+  using Element = typename Format::Element;
+  static constexpr Index lanes = widest<typename Format::Sum>;
   static constexpr Index packets = 2;
   static constexpr Index cols = packets * lanes;
   // One register for A and two for B are needed beside the sums.
   static constexpr Index rows = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 14 : 6;
 
-  static constexpr Index depth_block = 2048 / static_cast<Index>(sizeof(T));
-  static constexpr Index row_block = rows * 16;
+  // A panel of A stays in the first-level cache, `group_cols` of B in the second.
+  static constexpr Index step_block = 2048 / static_cast<Index>(sizeof(Element));
+  static constexpr Index depth_block = step_block * Format::terms;
+  static constexpr Index row_block = rows * 40;
   static constexpr Index col_block = cols * 64;
+  static constexpr Index group_rows = rows * 10;
+  static constexpr Index group_cols = cols * 4;
+
+  /// The panels' memory as what they hold.
+  static Element* panels(Buffer<typename Format::Sum>& buffer, Index lines) {
+    return reinterpret_cast<Element*>(buffer.reserve(step_block * lines));
+  }
 };
 
-/// What becomes of the elements that C has: they are replaced, the sum goes on from them, or the sum
-/// is made by itself and added to them.
-enum class Sum { replace, go_on, add };
-
-/// C[rows, cols] (+)= A panel · B panel, where `Rows` is how many rows the panel of A was packed
-/// for; the products beyond `rows` and `cols` are dropped.
-template <Index Rows, ComputeScalar T>
-void multiply_tile(Index depth, const T* a, const T* b, T* c, Index c_stride, Index rows,
-                   Index cols, Sum sum) {
-  using Tile = ProductTile<T>;
-  using Packet = typename Tile::Packet;
-  namespace packet = Eigen::internal;
-  Packet sums[Rows][Tile::packets];
-  const auto each_row = [](auto&& body) {
-    [&]<std::size_t... Row>(std::index_sequence<Row...>) {
-      (body(std::integral_constant<std::size_t, Row>{}), ...);
-    }
-    (std::make_index_sequence<static_cast<std::size_t>(Rows)>{});
-  };
-  alignas(Packet) T spill[Tile::cols] = {};  // for tiles that C holds only a part of
-  const bool whole = cols == Tile::cols;
-  const auto row_of_c = [&](std::size_t row) {
-    T* const address = c + static_cast<Index>(row) * c_stride;
-    if (whole) return address;
-    if (sum != Sum::replace) std::copy_n(address, cols, spill);
-    return spill + 0;
-  };
-  each_row([&](auto row) {
-    sums[row][0] = sums[row][1] = packet::pset1<Packet>(T(0));
-    if (sum != Sum::go_on || static_cast<Index>(row) >= rows) return;
-    const T* const source = row_of_c(row);
-    sums[row][0] = packet::ploadu<Packet>(source);
-    sums[row][1] = packet::ploadu<Packet>(source + Tile::lanes);
-  });
-  for (Index k = 0; k < depth; ++k, a += Rows, b += Tile::cols) {
-    const Packet b0 = packet::pload<Packet>(b);
-    const Packet b1 = packet::pload<Packet>(b + Tile::lanes);
-    each_row([&](auto row) {
-      const Packet a_row = packet::pset1<Packet>(a[row]);
-      sums[row][0] = packet::pmadd(a_row, b0, sums[row][0]);
-      sums[row][1] = packet::pmadd(a_row, b1, sums[row][1]);
-    });
-  }
-  each_row([&](auto row) {
-    if (static_cast<Index>(row) >= rows) return;
-    T* const target = row_of_c(row);
-    for (Index p = 0; p < Tile::packets; ++p) {
-      Packet result = sums[row][p];
-      T* const at = target + p * Tile::lanes;
-      if (sum == Sum::add) result = packet::padd(packet::ploadu<Packet>(at), result);
-      packet::pstoreu(at, result);
-    }
-    if (!whole) std::copy_n(spill, cols, c + static_cast<Index>(row) * c_stride);
-  });
-}
-
 /// Calls `body` with the smallest compiled row count that holds `rows`.
-template <ComputeScalar T, class Body>
-void with_tile_rows(Index rows, Body&& body) {
+template <Operand T, class Body>
+EIGEN_ALWAYS_INLINE void with_tile_rows(Index rows, Body&& body) {
   if (rows == 1) return body(std::integral_constant<Index, 1>{});
   if (rows == 2) return body(std::integral_constant<Index, 2>{});
   if (rows <= 4) return body(std::integral_constant<Index, 4>{});
@@ -122,77 +65,166 @@ void with_tile_rows(Index rows, Body&& body) {
   body(std::integral_constant<Index, ProductTile<T>::rows>{});
 }
 
-/// Packs `panel`, of at most `Lines` rows, column by column into `target` [panel.cols, Lines],
-/// missing rows as zeros. A panel of B is packed as its transpose.
-template <Index Lines, ComputeScalar T, StorageScalar S>
-void pack_panel(const MatrixView<S>& panel, T* target) {
-  const Index step = panel.col_stride * static_cast<Index>(sizeof(S));
-  if (panel.rows == Lines && panel.row_stride == 1) {
-    const std::byte* source = panel.data;
-    for (Index k = 0; k < panel.cols; ++k, source += step, target += Lines) {
-      for (Index i = 0; i < Lines; ++i) {
-        target[i] = convert<T>(load<S>(source + i * static_cast<Index>(sizeof(S))));
+/// One block: C[rows, cols] (+)= A[rows, depth] · B[depth, cols], no size beyond the block's.
+template <Operand T, StorageScalar A, StorageScalar B>
+void multiply_block(const MatrixView<A>& a, const MatrixView<B>& b, Compute<T>* c, Index c_stride,
+                    SumInto into, ProductWorkspace<T>& workspace, bool b_is_packed) {
+  using Tile = ProductTile<T>;
+  const Index steps = LaneFormat<T>::steps(a.cols);
+  auto* const a_panels = Tile::panels(workspace.a_panels, Tile::row_block);
+  auto* const b_panels = Tile::panels(workspace.b_panels, Tile::col_block);
+  const auto pieces = [](Index size, Index piece) { return (size + piece - 1) / piece; };
+  const Index a_count = pieces(a.rows, Tile::rows);
+  // Bands of B, a few rows or a few columns, whichever are contiguous: pages are read to their end.
+  const bool by_columns = b.row_stride == 1;
+  const Index band_rows = by_columns ? b.rows : Index(16);
+  const Index band_cols = by_columns ? Tile::cols : b.cols;
+  const Index b_count =
+      b_is_packed ? 0 : pieces(by_columns ? b.cols : b.rows, by_columns ? band_cols : band_rows);
+  workspace.executor.for_each(a_count + b_count, [&](Index task, Index) {
+    if (task < b_count) {
+      const Index k = by_columns ? 0 : task * band_rows;
+      const Index depth = std::min(b.rows - k, band_rows);
+      const Index first = by_columns ? task * band_cols : 0;
+      for (Index col = first; col < std::min(b.cols, first + band_cols); col += Tile::cols) {
+        const Index cols = std::min(b.cols - col, Tile::cols);
+        pack_panel<T, Tile::cols>(b.block(k, col, depth, cols).transposed(),
+                                  b_panels + col * steps + k / LaneFormat<T>::terms * Tile::cols);
       }
+    } else {
+      const Index row = (task - b_count) * Tile::rows;
+      const Index rows = std::min(a.rows - row, Tile::rows);
+      with_tile_rows<T>(rows, [&](auto tile_rows) {
+        pack_panel<T, tile_rows()>(a.block(row, 0, rows, a.cols), a_panels + row * steps);
+      });
     }
-    return;
-  }
-  for (Index i = 0; i < Lines; ++i) {
-    const std::byte* source = panel.address(i, 0);
-    for (Index k = 0; k < panel.cols; ++k) {
-      target[k * Lines + i] = i < panel.rows ? convert<T>(load<S>(source + k * step)) : T(0);
+  });
+  const Index row_groups = pieces(a.rows, Tile::group_rows);
+  const Index col_groups = pieces(b.cols, Tile::group_cols);
+  workspace.executor.for_each(row_groups * col_groups, [&](Index group, Index) {
+    const Index row_begin = group % row_groups * Tile::group_rows;
+    const Index row_end = std::min(a.rows, row_begin + Tile::group_rows);
+    const Index col_begin = group / row_groups * Tile::group_cols;
+    const Index col_end = std::min(b.cols, col_begin + Tile::group_cols);
+    for (Index row = row_begin; row < row_end; row += Tile::rows) {
+      const Index rows = std::min(row_end - row, Tile::rows);
+      with_tile_rows<T>(rows, [&](auto tile_rows) {
+        const auto a_panel = packed_rows<tile_rows()>(a_panels + row * steps);
+        for (Index col = col_begin; col < col_end; col += Tile::cols) {
+          using Step = std::integral_constant<Index, Tile::cols>;
+          const PackedColumns<T, Tile::lanes, Step> b_panel{b_panels + col * steps, {}};
+          multiply_tile<T, tile_rows(), Tile::packets, Tile::lanes>(
+              steps, a_panel, b_panel, c + row * c_stride + col, c_stride, rows,
+              std::min(col_end - col, Tile::cols), into);
+        }
+      });
     }
+  });
+}
+
+/// Whether `multiply_few_rows` reads B as it stands.
+template <Operand T, StorageScalar A, StorageScalar B>
+bool reads_in_place(const MatrixView<A>& a, const MatrixView<B>& b) {
+  return a.rows <= ProductTile<T>::rows && b.col_stride == 1 && StoredColumns<T, B>::supported &&
+         a.cols % LaneFormat<T>::terms == 0;
+}
+
+/// The product where A has no more rows than a tile, for the columns [0, cols) of B, a multiple of
+/// the tile's columns.
+template <Operand T, StorageScalar A, StorageScalar B>
+void multiply_few_rows(const MatrixView<A>& a, const MatrixView<B>& b, Index cols, Compute<T>* c,
+                       Index c_stride, bool accumulate, ProductWorkspace<T>& workspace) {
+  using Tile = ProductTile<T>;
+  using Format = LaneFormat<T>;
+  // Tiles of two rows and many columns: a long run of each row of B is read at a time, and
+  // `depth_at_once` such runs stay in the first-level cache for the next two rows of A.
+  static constexpr Index rows = 2;
+  static constexpr Index packets = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 8 : 4;
+  static constexpr Index depth_at_once = 32;
+  const Index tasks = std::min(workspace.executor.threads(), cols / Tile::cols);
+  const Index task_cols = (cols / Tile::cols + tasks - 1) / tasks * Tile::cols;
+  auto* const a_panels = Tile::panels(workspace.a_panels, Tile::row_block);
+  Compute<T>* const block_sums = workspace.b_panels.reserve(a.rows * cols);
+  for (Index k = 0; k < a.cols; k += Tile::depth_block) {
+    const Index depth = std::min(a.cols - k, Tile::depth_block);
+    const Index panel_size = Format::steps(depth) * rows;
+    for (Index row = 0; row < a.rows; row += rows) {
+      pack_panel<T, rows>(a.block(row, k, std::min(a.rows - row, rows), depth),
+                          a_panels + row / rows * panel_size);
+    }
+    // Each block of the depth is summed by itself, as in `multiply_block`.
+    Compute<T>* const target = k == 0 ? c : block_sums;
+    const Index stride = k == 0 ? c_stride : cols;
+    workspace.executor.for_each(tasks, [&](Index task, Index) {
+      const Index end = std::min(cols, (task + 1) * task_cols);
+      for (Index part = 0; part < depth; part += depth_at_once) {
+        const Index steps = Format::steps(std::min(depth - part, depth_at_once));
+        const bool goes_on = part > 0 || (k == 0 && accumulate);
+        Index col = task * task_cols;
+        const auto tiles = [&](auto tile_packets) {
+          constexpr Index width = tile_packets() * Tile::lanes;
+          for (; col + width <= end; col += width) {
+            const StoredColumns<T, B> columns{b.address(k + part, col),
+                                              b.row_stride * Index(sizeof(B))};
+            for (Index row = 0; row < a.rows; row += rows) {
+              const Index count = std::min(a.rows - row, rows);
+              multiply_tile<T, rows, tile_packets(), Tile::lanes>(
+                  steps,
+                  packed_rows<rows>(a_panels + row / rows * panel_size +
+                                    part / Format::terms * rows),
+                  columns, target + row * stride + col, stride, count, width,
+                  goes_on ? SumInto::go_on : SumInto::replace);
+            }
+          }
+        };
+        tiles(std::integral_constant<Index, packets>{});
+        tiles(std::integral_constant<Index, Tile::packets>{});
+      }
+      if (k == 0) return;
+      for (Index row = 0; row < a.rows; ++row) {
+        for (Index j = task * task_cols; j < end; ++j) {
+          c[row * c_stride + j] += block_sums[row * cols + j];
+        }
+      }
+    });
   }
 }
 
 }  // namespace detail
 
 /// C = A·B, or C += A·B where `accumulate` is set. A is `[rows, depth]`, B `[depth, cols]`, C
-/// row-major `[rows, cols]` with rows `c_stride` apart. Operands of any storage scalar are
-/// converted to `T`, in which the products are summed. An element of C depends on its row of A and
-/// its column of B alone and has the same bits wherever it stands, also where a sum of 256 products
-/// or fewer is cut into accumulating calls.
+/// row-major `[rows, cols]` with rows `c_stride` apart. The operands, of any storage scalars, are
+/// rounded to `T` and the products summed in `T`, those of bfloat16 in float. An element of C depends
+/// on its row of A and its column of B alone and has the same bits wherever it stands and on any
+/// number of threads, also where a sum of 256 products or fewer is cut into accumulating calls (of
+/// even depth, where `T` is bfloat16).
 /// Precondition: the sizes fit, and C overlaps neither A nor B.
-template <ComputeScalar T, StorageScalar A, StorageScalar B>
-void multiply(const MatrixView<A>& a, const MatrixView<B>& b, T* c, Index c_stride, bool accumulate,
-              ProductWorkspace<T>& workspace) {
+template <Operand T, StorageScalar A, StorageScalar B>
+void multiply(const MatrixView<A>& a, const MatrixView<B>& b, Compute<T>* c, Index c_stride,
+              bool accumulate, ProductWorkspace<T>& workspace) {
   using Tile = detail::ProductTile<T>;
   if (a.cols == 0 && !accumulate) {
-    for (Index i = 0; i < a.rows; ++i) std::fill_n(c + i * c_stride, b.cols, T(0));
+    for (Index i = 0; i < a.rows; ++i) std::fill_n(c + i * c_stride, b.cols, Compute<T>(0));
   }
   // Whole blocks even for small products, so that a workspace never grows again.
-  T* const a_panels = workspace.a_panels.reserve(Tile::depth_block * Tile::row_block);
-  T* const b_panels = workspace.b_panels.reserve(Tile::depth_block * Tile::col_block);
-
-  for (Index col = 0; col < b.cols; col += Tile::col_block) {
+  Tile::panels(workspace.a_panels, Tile::row_block);
+  Tile::panels(workspace.b_panels, Tile::col_block);
+  Index first = 0;
+  if (detail::reads_in_place<T>(a, b)) {
+    first = b.cols / Tile::cols * Tile::cols;
+    detail::multiply_few_rows<T>(a, b, first, c, c_stride, accumulate, workspace);
+  }
+  for (Index col = first; col < b.cols; col += Tile::col_block) {
     const Index cols = std::min(b.cols - col, Tile::col_block);
     for (Index k = 0; k < a.cols; k += Tile::depth_block) {
       const Index depth = std::min(a.cols - k, Tile::depth_block);
-      using detail::Sum;
-      const Sum sum = k > 0 ? Sum::add : accumulate ? Sum::go_on : Sum::replace;
-      for (Index j = 0; j < cols; j += Tile::cols) {
-        const Index panel_cols = std::min(cols - j, Tile::cols);
-        detail::pack_panel<Tile::cols>(b.block(k, col + j, depth, panel_cols).transposed(),
-                                       b_panels + j * depth);
-      }
+      const auto into = k > 0        ? detail::SumInto::add
+                        : accumulate ? detail::SumInto::go_on
+                                     : detail::SumInto::replace;
       for (Index row = 0; row < a.rows; row += Tile::row_block) {
         const Index rows = std::min(a.rows - row, Tile::row_block);
-        for (Index i = 0; i < rows; i += Tile::rows) {
-          const Index panel_rows = std::min(rows - i, Tile::rows);
-          detail::with_tile_rows<T>(panel_rows, [&](auto tile_rows) {
-            detail::pack_panel<tile_rows()>(a.block(row + i, k, panel_rows, depth),
-                                            a_panels + i * depth);
-          });
-        }
-        for (Index j = 0; j < cols; j += Tile::cols) {
-          for (Index i = 0; i < rows; i += Tile::rows) {
-            const Index panel_rows = std::min(rows - i, Tile::rows);
-            detail::with_tile_rows<T>(panel_rows, [&](auto tile_rows) {
-              detail::multiply_tile<tile_rows()>(depth, a_panels + i * depth, b_panels + j * depth,
-                                                 c + (row + i) * c_stride + col + j, c_stride,
-                                                 panel_rows, std::min(cols - j, Tile::cols), sum);
-            });
-          }
-        }
+        detail::multiply_block<T>(a.block(row, k, rows, depth), b.block(k, col, depth, cols),
+                                  c + row * c_stride + col, c_stride, into, workspace, row > 0);
       }
     }
   }

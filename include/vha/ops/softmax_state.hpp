@@ -2,68 +2,99 @@
 #pragma once
 
 #include <Eigen/Core>
-#include <algorithm>
-#include <cmath>
 #include <limits>
 #include <vha/core/scalar.hpp>
+#include <vha/ops/exponential.hpp>
 
 namespace vha {
 
-/// The softmax of one row of logits, taken block by block (Milakov and Gimelshein, arXiv
-/// 1805.02867): the largest logit so far and the sum of exponentials relative to it.
-///
-/// A state that has seen nothing has the sum 0; no infinity stands for it, so that the arithmetic
-/// holds under -ffast-math too.
+/// The logit of a key that is not seen: its weight is exactly 0. Logits must stay above it; finite,
+/// so that no infinity is needed and the arithmetic holds under -ffast-math too.
 template <ComputeScalar T>
-struct SoftmaxState {
-  T max = std::numeric_limits<T>::lowest();
-  T sum = 0;
+inline constexpr T hidden_logit = std::numeric_limits<T>::lowest() / 2;
 
-  bool empty() const { return sum == 0; }
+/// The softmax of `N` rows of logits, a lane each, taken block by block (Milakov and Gimelshein, arXiv
+/// 1805.02867): the largest logit so far and the sum of exponentials relative to it. A lane that has
+/// seen nothing has the sum 0.
+template <ComputeScalar T, Index N>
+struct SoftmaxLanes {
+  using Packet = typename detail::PacketOf<T, N>::type;
+  Packet max = all(std::numeric_limits<T>::lowest());
+  Packet sum = all(0);
 
-  /// The logit of a key that is not seen: its weight is exactly 0. Logits must stay above it; finite,
-  /// so that no infinity is needed.
-  static constexpr T hidden = std::numeric_limits<T>::lowest() / 2;
-
-  /// Takes a block of logits in and turns them into weights relative to the new `max`. Returns the
-  /// factor by which what was accumulated before must be multiplied. Precondition: one logit or more.
-  T update(Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>> logits) {
-    if ((logits <= hidden).all()) {
-      logits.setZero();
-      return T(1);
+  /// Takes in a block of logits, `count` keys `stride` apart, after multiplying them by `scale`, and
+  /// turns them into weights relative to the new `max`. Returns the factor by which what was
+  /// accumulated before must be multiplied. Precondition: one logit or more, and a positive scale.
+  Packet update(T* logits, Index count, Index stride, T scale) {
+    namespace packet = Eigen::internal;
+    Packet block_max = load(logits);
+    for (Index key = 1; key < count; ++key) {
+      block_max = packet::pmax(block_max, load(logits + key * stride));
     }
-    const T block_max = logits.maxCoeff();
-    const T new_max = empty() ? block_max : std::max(max, block_max);
-    const T factor = rescale_to(new_max);
-    // Eigen's vector exponential stops short of 0, near the smallest normal number.
-    constexpr T least = 4 * std::numeric_limits<T>::min();
-    logits = (logits - new_max).exp();
-    logits = (logits <= least).select(T(0), logits);
-    sum += logits.sum();
+    const Packet nothing = packet::pcmp_le(block_max, all(hidden_logit<T>));
+    block_max = packet::pselect(nothing, block_max, packet::pmul(block_max, all(scale)));
+    const Packet factor = rescale_to(larger_max(block_max));
+    Packet block_sum = all(0);
+    for (Index key = 0; key < count; ++key) {
+      const Packet logit = load(logits + key * stride);
+      const Packet hidden = packet::pcmp_le(logit, all(hidden_logit<T>));
+      const Packet weight = detail::exp_nonpositive<T, N>(
+          packet::psub(packet::pmul(logit, all(scale)), max));
+      const Packet seen = packet::pselect(hidden, all(0), weight);
+      packet::pstoreu(logits + key * stride, seen);
+      block_sum = packet::padd(block_sum, seen);
+    }
+    sum = packet::padd(sum, block_sum);
     return factor;
   }
 
   /// The state of both rows' logits together; the factors to multiply either's accumulated values
   /// by are written to `factor` and `other_factor`.
-  SoftmaxState merge(SoftmaxState other, T& factor, T& other_factor) const {
-    SoftmaxState merged = *this;
-    const T new_max = empty() ? other.max : other.empty() ? max : std::max(max, other.max);
+  SoftmaxLanes merge(SoftmaxLanes other, Packet& factor, Packet& other_factor) const {
+    SoftmaxLanes merged = *this;
+    namespace packet = Eigen::internal;
+    const Packet new_max = packet::pselect(other.empty(), max, larger_max(other.max));
     factor = merged.rescale_to(new_max);
     other_factor = other.rescale_to(new_max);
-    merged.sum += other.sum;
+    merged.sum = packet::padd(merged.sum, other.sum);
     return merged;
   }
 
   /// What the accumulated values are multiplied by at the end: 1 / sum, or 0 where nothing was
   /// seen.
-  T normalizer() const { return empty() ? T(0) : T(1) / sum; }
+  Packet normalizer() const {
+    return Eigen::internal::pselect(empty(), all(0), Eigen::internal::pdiv(all(1), sum));
+  }
 
- private:
-  T rescale_to(T new_max) {
-    const T factor = empty() ? T(0) : std::exp(max - new_max);
+ protected:
+  static Packet all(T value) { return Eigen::internal::pset1<Packet>(value); }
+  static Packet load(const T* at) { return Eigen::internal::ploadu<Packet>(at); }
+  /// All bits set in the lanes that have seen nothing.
+  Packet empty() const { return Eigen::internal::pcmp_eq(sum, all(0)); }
+
+  Packet larger_max(const Packet& other) const {
+    return Eigen::internal::pselect(empty(), other, Eigen::internal::pmax(max, other));
+  }
+  Packet rescale_to(const Packet& new_max) {
+    const Packet kept = detail::exp_nonpositive<T, N>(Eigen::internal::psub(max, new_max));
+    const Packet factor = Eigen::internal::pselect(empty(), all(0), kept);
     max = new_max;
-    sum *= factor;
+    sum = Eigen::internal::pmul(sum, factor);
     return factor;
+  }
+};
+
+/// One row's.
+template <ComputeScalar T>
+struct SoftmaxState : SoftmaxLanes<T, 1> {
+  static constexpr T hidden = hidden_logit<T>;
+
+  bool empty() const { return this->sum == 0; }
+  T update(Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>> logits) {
+    return SoftmaxLanes<T, 1>::update(logits.data(), logits.size(), 1, T(1));
+  }
+  SoftmaxState merge(const SoftmaxState& other, T& factor, T& other_factor) const {
+    return {SoftmaxLanes<T, 1>::merge(other, factor, other_factor)};
   }
 };
 

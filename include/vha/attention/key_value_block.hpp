@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <type_traits>
+#include <vector>
+#include <vha/core/view.hpp>
+#include <vha/ops/mask.hpp>
+#include <vha/ops/panels.hpp>
+#include <vha/ops/register_tile.hpp>
+
+namespace vha::detail {
+
+/// Steps [step, step_end) of a block of keys, seen by all of some queries or by some.
+struct VisibleRun {
+  Index step;
+  Index step_end;
+  bool to_all;
+};
+
+/// Lists the runs of keys that any of `queries` sees, from left to right, in steps of `terms` keys.
+inline void list_visible_runs(const CausalMask& mask, std::span<const Position> queries,
+                              std::span<const Position> keys, Visibility of_block, Index terms,
+                              std::vector<VisibleRun>& runs) {
+  runs.clear();
+  const auto count = static_cast<Index>(keys.size());
+  const Index steps = (count + terms - 1) / terms;
+  if (of_block == Visibility::all) return runs.push_back({0, steps, true});
+  const auto range = PositionRange::of(queries);
+  for (Index step = 0; step < steps; ++step) {
+    bool any = false, all = true;
+    for (Index key = step * terms; key < std::min(count, (step + 1) * terms); ++key) {
+      const Position at = keys[static_cast<std::size_t>(key)];
+      const Visibility seen = mask.visibility(range, {at, at});
+      any = any || seen != Visibility::none;
+      all = all && seen == Visibility::all;
+    }
+    if (!any) continue;
+    if (!runs.empty() && runs.back().step_end == step && runs.back().to_all == all) {
+      ++runs.back().step_end;
+    } else {
+      runs.push_back({step, step + 1, all});
+    }
+  }
+}
+
+template <Operand T>
+struct KeyValueMemory {
+  Buffer<Compute<T>> keys, values, value_step, gathered;
+};
+
+/// Rows of A, of which those from the `rows`-th on repeat the last: a tile reads no memory beyond.
+template <class Element>
+struct ClampedRows {
+  const std::byte* data;
+  Index row_bytes;
+  Index last;
+
+  Element operator()(Index row, Index step) const {
+    Element element;
+    std::memcpy(&element, data + std::min(row, last) * row_bytes + step * Index(sizeof(Element)),
+                sizeof element);
+    return element;
+  }
+};
+
+/// A block of keys and values as the register tile reads them: where they are stored, if they are
+/// stored as `T` in the tile's order, else as a copy in that order. Values that many rows of queries
+/// read are copied too.
+template <Operand T>
+class KeyValueBlock {
+ public:
+  using Format = LaneFormat<T>;
+  using Element = typename Format::Element;
+  static constexpr Index lanes = widest<Compute<T>>;
+  static constexpr Index max_keys = 128;
+
+  template <class K, class V>
+  KeyValueBlock(const MatrixView<K>& keys, const MatrixView<V>& values, bool many_rows,
+                KeyValueMemory<T>& memory)
+      : keys_(keys.rows), memory_(memory) {
+    const Index key_steps = Format::steps(keys.cols);
+    if (sizeof(K) * Format::terms == sizeof(Element) && keys.cols % Format::terms == 0) {
+      key_data_ = keys.data;
+      key_bytes_ = keys.row_stride * static_cast<Index>(sizeof(K));
+    } else {
+      Element* const copies = elements(memory.keys, max_keys * key_steps);
+      for (Index key = 0; key < keys.rows; ++key) {
+        Element* const copy = copies + key * key_steps;
+        const Index whole = keys.cols / Format::terms;
+        copy_line<T, K>(keys.address(key, 0), whole, copy);
+        if (whole < key_steps) copy[whole] = panel_element<T>(keys, key, whole * Format::terms);
+      }
+      key_data_ = reinterpret_cast<const std::byte*>(copies);
+      key_bytes_ = key_steps * static_cast<Index>(sizeof(Element));
+    }
+    constexpr Index tile_cols = 2 * lanes;
+    padded_ = (values.cols + tile_cols - 1) / tile_cols * tile_cols;
+    values_in_place_ = StoredColumns<T, V>::supported && !many_rows && padded_ == values.cols &&
+                       keys.rows % Format::terms == 0;
+    if (values_in_place_) return;
+    packed_values_ = elements(memory.values, Format::steps(max_keys) * padded_);
+    for (Index step = 0; step < Format::steps(keys.rows); ++step) {
+      const unsigned all = (1U << Format::terms) - 1;
+      pack_value_step(values, step, all, packed_values_ + step * padded_);
+    }
+  }
+
+  Index keys() const { return keys_; }
+
+  ClampedRows<Element> key_rows(Index key, Index count) const {
+    return {key_data_ + key * key_bytes_, key_bytes_, count - 1};
+  }
+
+  /// Calls `body` with a function that gives the columns of the values from one on, the rows counted
+  /// from `step`.
+  template <class V, class Body>
+  void with_value_columns(const MatrixView<V>& values, Index step, Body&& body) const {
+    if constexpr (StoredColumns<T, V>::supported) {
+      if (values_in_place_) {
+        return body([&](Index col) {
+          return StoredColumns<T, V>{values.address(step * Format::terms, col),
+                                     values.row_stride * static_cast<Index>(sizeof(V))};
+        });
+      }
+    }
+    body([&](Index col) { return packed_columns(packed_values_ + step * padded_ + col); });
+  }
+
+  PackedColumns<T, lanes> packed_columns(const Element* from) const { return {from, padded_}; }
+
+  /// A copy of one step of the values, zeros in place of the terms that are not in `which`, a bit each.
+  template <class V>
+  const Element* value_step(const MatrixView<V>& values, Index step, unsigned which) const {
+    Element* const copy = elements(memory_.value_step, padded_);
+    pack_value_step(values, step, which, copy);
+    return copy;
+  }
+
+ private:
+  static Element* elements(Buffer<Compute<T>>& buffer, Index count) {
+    return reinterpret_cast<Element*>(buffer.reserve(count));
+  }
+
+  template <class V>
+  void pack_value_step(const MatrixView<V>& values, Index step, unsigned which,
+                       Element* target) const {
+    constexpr Index size = sizeof(V);
+    const Index key = step * Format::terms;
+    std::fill(target + values.cols, target + padded_, Element{});
+    if constexpr (Format::pairs) {
+      const bool first_seen = (which & 1U) != 0;
+      const bool second_seen = (which & 2U) != 0 && key + 1 < values.rows;
+      const std::byte* const first = values.address(first_seen ? key : key + 1, 0);
+      const std::byte* const second = values.address(second_seen ? key + 1 : key, 0);
+      const std::uint32_t kept =
+          (first_seen ? 0x0000FFFFU : 0U) | (second_seen ? 0xFFFF0000U : 0U);
+      for (Index c = 0; c < values.cols; ++c) {
+        const auto pair = bfloat16_pair(convert<T>(load<V>(first + c * size)),
+                                        convert<T>(load<V>(second + c * size)));
+        target[c].bits = pair.bits & kept;
+      }
+    } else {
+      copy_line<T, V>(values.address(key, 0), values.cols, target);
+    }
+  }
+
+  Index keys_;
+  KeyValueMemory<T>& memory_;
+  const std::byte* key_data_;
+  Index key_bytes_;
+  Index padded_;
+  bool values_in_place_;
+  Element* packed_values_ = nullptr;
+};
+
+}  // namespace vha::detail

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <Eigen/Core>
+#include <bit>
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
+#include <vha/core/scalar.hpp>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+namespace vha {
+
+/// What a product is taken in: double, float, or bfloat16, whose products are summed in float.
+template <class T>
+concept Operand = ComputeScalar<T> || std::same_as<T, bfloat16>;
+
+namespace detail {
+
+/// How many lanes Eigen's widest packet has.
+template <ComputeScalar T>
+inline constexpr Index widest = Eigen::internal::packet_traits<T>::size;
+
+#ifdef __AVX512BF16__
+inline constexpr bool has_bfloat16_dot = widest<float> == 16;
+#else
+inline constexpr bool has_bfloat16_dot = false;
+#endif
+
+/// Two neighbours along the sum, the first in the low half: what a bfloat16 dot instruction takes.
+struct BFloat16Pair {
+  std::uint32_t bits;
+};
+
+/// How products of `T` are summed, a lane for each result. A lane's share of an operand is an
+/// `Element`, which holds `terms` neighbours along the sum.
+template <Operand T>
+struct LaneFormat {
+  using Sum = Compute<T>;
+  static constexpr bool pairs = std::same_as<T, bfloat16> && has_bfloat16_dot;
+  using Element = std::conditional_t<pairs, BFloat16Pair, Sum>;
+  static constexpr Index terms = pairs ? 2 : 1;
+  /// Elements that hold `depth` terms, the last one filled up with a zero.
+  static constexpr Index steps(Index depth) { return (depth + terms - 1) / terms; }
+
+  /// One term, rounded to `T`.
+  template <StorageScalar S>
+  static Sum term(S value) {
+    return convert<Sum>(convert<T>(value));
+  }
+};
+
+inline BFloat16Pair bfloat16_pair(bfloat16 first, bfloat16 second) {
+  return {std::bit_cast<std::uint16_t>(first) |
+          static_cast<std::uint32_t>(std::bit_cast<std::uint16_t>(second)) << 16};
+}
+
+/// `N` lanes of sums and one step of them: sum += a · b, `a` the same for all lanes.
+template <Operand T, Index N>
+struct Lanes {
+  using Sum = Compute<T>;
+  using Packet = typename Eigen::internal::find_best_packet<Sum, N>::type;
+  using Elements = Packet;
+
+  static Elements load(const Sum* source) { return Eigen::internal::ploadu<Packet>(source); }
+  static Packet step(Sum a, const Elements& b, const Packet& sum) {
+    return Eigen::internal::pmadd(Eigen::internal::pset1<Packet>(a), b, sum);
+  }
+};
+
+#ifdef __AVX512BF16__
+inline int as_int(BFloat16Pair pair) { return static_cast<int>(pair.bits); }
+
+template <>
+struct Lanes<bfloat16, 16> {
+  using Packet = __m512;
+  using Elements = __m512i;
+  static Elements load(const BFloat16Pair* source) { return _mm512_loadu_si512(source); }
+  /// Pairs of both packets' lanes, rounded.
+  static Elements pair_up(const Packet& first, const Packet& second) {
+    const __m512i one_by_one =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const auto both = std::bit_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
+    return _mm512_permutexvar_epi16(one_by_one, both);
+  }
+  static Packet step(BFloat16Pair a, const Elements& b, const Packet& sum) {
+    return _mm512_dpbf16_ps(sum, std::bit_cast<__m512bh>(_mm512_set1_epi32(as_int(a))),
+                            std::bit_cast<__m512bh>(b));
+  }
+};
+template <>
+struct Lanes<bfloat16, 8> {
+  using Packet = __m256;
+  using Elements = __m256i;
+  static Elements load(const BFloat16Pair* source) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source));
+  }
+  static Elements pair_up(const Packet& first, const Packet& second) {
+    const __m256i one_by_one =
+        _mm256_set_epi16(15, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8, 0);
+    const auto both = std::bit_cast<__m256i>(_mm256_cvtne2ps_pbh(second, first));
+    return _mm256_permutexvar_epi16(one_by_one, both);
+  }
+  static Packet step(BFloat16Pair a, const Elements& b, const Packet& sum) {
+    return _mm256_dpbf16_ps(sum, std::bit_cast<__m256bh>(_mm256_set1_epi32(as_int(a))),
+                            std::bit_cast<__m256bh>(b));
+  }
+};
+template <>
+struct Lanes<bfloat16, 4> {
+  using Packet = __m128;
+  using Elements = __m128i;
+  static Elements load(const BFloat16Pair* source) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
+  }
+  static Elements pair_up(const Packet& first, const Packet& second) {
+    const auto both = std::bit_cast<__m128i>(_mm_cvtne2ps_pbh(second, first));
+    return _mm_unpacklo_epi16(both, _mm_unpackhi_epi64(both, both));
+  }
+  static Packet step(BFloat16Pair a, const Elements& b, const Packet& sum) {
+    return _mm_dpbf16_ps(sum, std::bit_cast<__m128bh>(_mm_set1_epi32(as_int(a))),
+                         std::bit_cast<__m128bh>(b));
+  }
+};
+#endif
+
+}  // namespace detail
+}  // namespace vha
