@@ -7,7 +7,8 @@
     bench/compare.py build/bench --only core         # the programs whose name has "core" in it
 
 Each row is one piece of work on one thread count: our time, the share of the bound that the program
-measured around the runs, and each peer's time; the ratio is the fastest peer's time over ours.
+measured around the runs, and each peer's time; the ratio is the fastest peer's time over ours. Flags that it
+does not know go to the programs: --threads=1,2 --rounds=5 --peers=NAME,NAME --benchmark_filter=REGEX.
 """
 
 import argparse
@@ -86,12 +87,8 @@ def print_table(works, peers):
     return notes
 
 
-def plot(works, path):
+def plot(pyplot, works, path):
     """Milliseconds per token over the context, one line for each element and thread count."""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     kinds = {"growth_prefill": ("prefill, last block of 512 tokens", 512),
              "growth_decode": ("decode", 1)}
     figure, axes = pyplot.subplots(1, len(kinds), figsize=(10, 4))
@@ -119,14 +116,21 @@ def main():
     parser.add_argument("--only", default="", help="run the programs with this in their names")
     parser.add_argument("--plot", type=pathlib.Path, help="run growth, and draw it to this SVG")
     parser.add_argument("--results", type=pathlib.Path, help="keep all measurements, as JSON")
-    parser.add_argument("flags", nargs="*", help="after --: for the programs, such as --threads=1")
-    arguments = parser.parse_args()
+    arguments, flags = parser.parse_known_args()
+
+    if arguments.plot:  # before the runs, lest they be for nothing
+        try:
+            import matplotlib
+            matplotlib.use("Agg")
+            from matplotlib import pyplot
+        except ImportError:
+            sys.exit("--plot needs matplotlib (Debian: python3-matplotlib)")
 
     works, context = {}, None
     for name in PROGRAMS:
         if arguments.only not in name:
             continue
-        results = run(arguments.build / name, arguments.flags)
+        results = run(arguments.build / name, flags)
         context = context or results["context"]
         works.update(collect(results))
     if works:
@@ -142,9 +146,9 @@ def main():
         for note in notes:
             print(f"- {note}")
     if arguments.plot:
-        growth = collect(run(arguments.build / "growth", arguments.flags))
+        growth = collect(run(arguments.build / "growth", flags))
         works.update(growth)
-        plot(growth, arguments.plot)
+        plot(pyplot, growth, arguments.plot)
     if arguments.results:
         rows = {work: {c: row._asdict() for c, row in rows.items()} for work, rows in works.items()}
         arguments.results.write_text(json.dumps({"context": context, "works": rows}, indent=1))

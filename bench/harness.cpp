@@ -222,7 +222,7 @@ void add_context() {
       text << to_string(element) << ' ' << peak_flops(element, threads) * 1e-9 << " GFLOP/s, ";
     }
     text << "reads";
-    for (const std::size_t mebibytes : {8, 64, 320}) {
+    for (const std::size_t mebibytes : {8U, 64U, 320U}) {
       text << ' ' << read_bandwidth(mebibytes << 20, threads) * 1e-9 << " GB/s of " << mebibytes
            << " MiB" << (mebibytes < 320 ? "," : "");
     }
