@@ -89,9 +89,7 @@ class CausalAttention {
     const auto values = value.group_matrix(group);
     const Index end = std::min(key.tokens, first + key_span);
     for (; first < end; first += Block::key_block) {
-      const Index count = std::min(Block::key_block, end - first);
-      block.attend(keys.block(first, 0, count, head_dim()),
-                   values.block(first, 0, count, value.head_dim), part(key_positions, first, count));
+      block.attend(keys, values, key_positions, first, std::min(Block::key_block, end - first));
     }
   }
 

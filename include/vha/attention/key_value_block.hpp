@@ -67,6 +67,31 @@ struct ClampedRows {
   }
 };
 
+/// Columns that are packed, and a few cache lines of `Ahead` asked for at each step: spread so, they
+/// come in while the processor multiplies; asked for at once, they would hold it up.
+template <Operand T, Index N, Index width, class Ahead>
+struct FetchingColumns {
+  const typename LaneFormat<T>::Element* data;
+  Ahead ahead;
+
+  auto operator()(Index step, Index packet) const {
+    if (packet == 0) {
+      fetch(ahead.keys, step, ahead.key_bytes);
+      fetch(ahead.values, step, ahead.value_bytes);
+    }
+    return Lanes<T, N>::load(data + step * width + packet * N);
+  }
+
+ private:
+  static void fetch(const std::byte* from, Index step, Index bytes) {
+    static constexpr int to_second_level = 2;
+    __builtin_prefetch(from + step * bytes, 0, to_second_level);
+    if constexpr (sizeof(Compute<T>) == 8) {
+      __builtin_prefetch(from + step * bytes + bytes / 2, 0, to_second_level);
+    }
+  }
+};
+
 /// A block of keys and values as the register tile reads them: where they are stored, if they are
 /// stored as `T` in the tile's order, else as a copy in that order. Values that many rows of queries
 /// read are copied too.
@@ -81,7 +106,7 @@ class KeyValueBlock {
   template <class K, class V>
   KeyValueBlock(const MatrixView<K>& keys, const MatrixView<V>& values, bool many_rows,
                 KeyValueMemory<T>& memory)
-      : keys_(keys.rows), memory_(memory) {
+      : keys_(keys.rows), many_rows_(many_rows), memory_(memory) {
     const Index key_steps = Format::steps(keys.cols);
     if (sizeof(K) * Format::terms == sizeof(Element) && keys.cols % Format::terms == 0) {
       key_data_ = keys.data;
@@ -110,6 +135,27 @@ class KeyValueBlock {
   }
 
   Index keys() const { return keys_; }
+
+  /// The memory `key_rows` keys from `key` on and their values are in, to be asked for in `steps`
+  /// portions while an earlier tile is worked on. Nothing where it would not be used.
+  struct Ahead {
+    const std::byte* keys;
+    const std::byte* values;
+    Index key_bytes;  // per step
+    Index value_bytes;
+    bool worth_it;
+  };
+  template <class K, class V>
+  Ahead ahead(const MatrixView<K>& keys, const MatrixView<V>& values, Index key, Index key_rows,
+              Index steps) const {
+    const bool worth_it = !many_rows_ && key + key_rows <= keys.rows &&
+                          keys.row_stride == keys.cols && values.row_stride == values.cols;
+    if (!worth_it) return {};
+    const auto bytes = [&](const auto& matrix) {
+      return static_cast<Index>(matrix.address(key_rows, 0) - matrix.address(0, 0)) / steps;
+    };
+    return {keys.address(key, 0), values.address(key, 0), bytes(keys), bytes(values), true};
+  }
 
   ClampedRows<Element> key_rows(Index key, Index count) const {
     return {key_data_ + key * key_bytes_, key_bytes_, count - 1};
@@ -169,6 +215,7 @@ class KeyValueBlock {
   }
 
   Index keys_;
+  bool many_rows_;
   KeyValueMemory<T>& memory_;
   const std::byte* key_data_;
   Index key_bytes_;

@@ -114,25 +114,35 @@ class QueryBlock {
   AttendedRows<Sum> attended() const { return {memory_.states.data(), values_}; }
   Index rows() const { return rows_; }
 
-  /// Sees the keys, `key_block` of them at most.
+  /// Sees `count` keys from `key` on, `key_block` of them at most.
   template <class K, class V>
-  void attend(const MatrixView<K>& keys, const MatrixView<V>& values,
-              std::span<const Position> key_positions) {
+  void attend(const MatrixView<K>& all_keys, const MatrixView<V>& all_values,
+              std::span<const Position> all_positions, Index key, Index count) {
+    const auto keys = all_keys.block(key, 0, count, all_keys.cols);
+    const auto values = all_values.block(key, 0, count, all_values.cols);
+    const auto key_positions = part(all_positions, key, count);
     const auto key_range = PositionRange::of(key_positions);
     const Visibility of_block = mask_.visibility(PositionRange::of(positions_), key_range);
     if (of_block == Visibility::none) return;
-    const KeyValueBlock<T> block(keys, values, rows_ > panel_rows, memory_.keys);
+    const bool once = rows_ <= panel_rows;  // the block is read for one panel
+    const KeyValueBlock<T> block(keys, values, !once, memory_.keys);
+    static constexpr Index keys_ahead = 64;
+    const auto ahead = [&](Index tile, Index tile_keys) {
+      return block.ahead(all_keys, all_values, key + tile + keys_ahead, tile_keys,
+                         Format::steps(head_dim_));
+    };
     for (Index first = 0; first < rows_; first += panel_rows) {
-      const Index count = std::min(panel_rows, rows_ - first);
-      const auto tokens = tokens_of(first, count);
+      const Index rows = std::min(panel_rows, rows_ - first);
+      const auto tokens = tokens_of(first, rows);
       const Visibility of_panel = of_block == Visibility::all
                                       ? of_block
                                       : mask_.visibility(PositionRange::of(tokens), key_range);
       if (of_panel == Visibility::none) continue;
       list_visible_runs(mask_, tokens, key_positions, of_panel, Format::terms, memory_.runs);
       if (memory_.runs.empty()) continue;
-      with_panel(count, [&](auto packets, auto lanes_each) {
-        attend_panel<packets(), lanes_each()>(first, count, block, key_positions, values);
+      with_panel(rows, [&](auto packets, auto lanes_each) {
+        attend_panel<packets(), lanes_each()>(first, rows, block, key_positions, values,
+                                              ahead);
       });
     }
   }
@@ -172,13 +182,14 @@ class QueryBlock {
     return part(positions_, token, (first + count - 1) / group_size_ + 1 - token);
   }
 
-  template <Index Packets, Index N, class V>
+  template <Index Packets, Index N, class V, class AheadOf>
   void attend_panel(Index first, Index count, const KeyValueBlock<T>& block,
-                    std::span<const Position> key_positions, const MatrixView<V>& values) {
+                    std::span<const Position> key_positions, const MatrixView<V>& values,
+                    const AheadOf& ahead) {
     constexpr Index width = Packets * N;
     const Index begin = memory_.runs.front().step * Format::terms;
     const Index end = std::min(block.keys(), memory_.runs.back().step_end * Format::terms);
-    compute_logits<Packets, N>(first, begin, end, block);
+    compute_logits<Packets, N>(first, begin, end, block, ahead);
     hide_logits<width>(first, count, key_positions);
     // The second half of a last pair.
     const Index padded_end = begin + Format::steps(end - begin) * Format::terms;
@@ -195,17 +206,25 @@ class QueryBlock {
   }
 
   /// Writes the logits of keys [begin, end) to `weights_`, `[keys, width]`.
-  template <Index Packets, Index N>
-  void compute_logits(Index first, Index begin, Index end, const KeyValueBlock<T>& block) {
+  template <Index Packets, Index N, class AheadOf>
+  void compute_logits(Index first, Index begin, Index end, const KeyValueBlock<T>& block,
+                      const AheadOf& ahead) {
     constexpr Index width = Packets * N;
     // Sixteen sums or more hide the latency of an addition.
     constexpr Index key_rows = (many_registers ? 16 : 8) / Packets;
-    const PackedColumns<T, N, std::integral_constant<Index, width>> columns{query_panel(first), {}};
     for (Index key = begin; key < end; key += key_rows) {
       const Index keys = std::min(key_rows, end - key);
-      multiply_tile<T, key_rows, Packets, N>(Format::steps(head_dim_), block.key_rows(key, keys),
-                                             columns, weights_ + key * width, width, keys, width,
-                                             SumInto::replace);
+      const auto multiply_by = [&](const auto& columns) {
+        multiply_tile<T, key_rows, Packets, N>(Format::steps(head_dim_), block.key_rows(key, keys),
+                                               columns, weights_ + key * width, width, keys, width,
+                                               SumInto::replace);
+      };
+      if (const auto next = ahead(key, key_rows); next.worth_it) {
+        multiply_by(FetchingColumns<T, N, width, decltype(next)>{query_panel(first), next});
+      } else {
+        using Width = std::integral_constant<Index, width>;
+        multiply_by(PackedColumns<T, N, Width>{query_panel(first), {}});
+      }
     }
   }
 

@@ -210,7 +210,7 @@ void multiply(const MatrixView<A>& a, const MatrixView<B>& b, Compute<T>* c, Ind
   Tile::panels(workspace.a_panels, Tile::row_block);
   Tile::panels(workspace.b_panels, Tile::col_block);
   Index first = 0;
-  if (detail::reads_in_place<T>(a, b)) {
+  if (detail::reads_in_place<T>(a, b) && b.cols >= Tile::cols) {
     first = b.cols / Tile::cols * Tile::cols;
     detail::multiply_few_rows<T>(a, b, first, c, c_stride, accumulate, workspace);
   }

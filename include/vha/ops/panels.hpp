@@ -54,7 +54,6 @@ void pack_contiguous_lines(const MatrixView<S>& lines, typename LaneFormat<T>::E
   constexpr Index side = widest<Sum>;
   static_assert(sizeof(Element) == sizeof(Sum));
   const Index whole = lines.cols / (side * Format::terms) * side;
-  const Index end = Format::steps(lines.cols) * Lines;
   for (Index first = 0; first < Lines; first += side) {
     const Index present = std::clamp<Index>(lines.rows - first, 0, side);
     for (Index step = 0; step < whole; step += side) {
@@ -74,7 +73,7 @@ void pack_contiguous_lines(const MatrixView<S>& lines, typename LaneFormat<T>::E
       }
       Eigen::internal::ptranspose(square);
       Element* const at = target + step * Lines + first;
-      if (Lines % side == 0 || step + 2 * side <= whole) {
+      if (Lines % side == 0 || (Lines < side && step + 2 * side <= whole)) {
         // A packet wider than the panel runs into the next step, which is written after it.
 #pragma GCC unroll 16
         for (Index i = 0; i < side; ++i) {
@@ -82,7 +81,7 @@ void pack_contiguous_lines(const MatrixView<S>& lines, typename LaneFormat<T>::E
         }
       } else {
         for (Index i = 0; i < side; ++i) {
-          const Index count = std::min(side, end - (at - target + i * Lines));
+          const Index count = std::min(side, Lines - first);
           std::memcpy(at + i * Lines, &square.packet[i],
                       static_cast<std::size_t>(count) * sizeof(Element));
         }
