@@ -47,11 +47,13 @@ find_library(VHA_TORCH_C10 c10)
 if(VHA_TORCH_INCLUDE)
   # Torch 1.13's headers are not C++20 to every compiler (clang 14).
   include(CheckCXXSourceCompiles)
+  set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)  # to compile, not to link
   set(CMAKE_CXX_STANDARD 20)
   set(CMAKE_REQUIRED_INCLUDES "${VHA_TORCH_INCLUDE}")
   check_cxx_source_compiles("#include <ATen/ATen.h>\nint main() {}" VHA_TORCH_COMPILES)
   unset(CMAKE_REQUIRED_INCLUDES)
   unset(CMAKE_CXX_STANDARD)
+  unset(CMAKE_TRY_COMPILE_TARGET_TYPE)
 endif()
 if(VHA_TORCH_COMPILES AND VHA_TORCH_API AND VHA_TORCH_CPU AND VHA_TORCH_C10 AND VHA_GOMP)
   target_include_directories(vha_bench SYSTEM PRIVATE "${VHA_TORCH_INCLUDE}" "${VHA_TORCH_API}")
