@@ -14,16 +14,18 @@ if(VHA_BUILD_EXAMPLES)
   endif()
 endif()
 
+add_library(vha_dev_any_processor INTERFACE)
+target_link_libraries(vha_dev_any_processor INTERFACE vha::vha)
 add_library(vha_dev INTERFACE)
-target_link_libraries(vha_dev INTERFACE vha::vha)
+target_link_libraries(vha_dev INTERFACE vha_dev_any_processor)
 if(NOT MSVC)
   target_compile_options(
-    vha_dev INTERFACE -Wall -Wextra -Wpedantic -Wconversion -Wshadow
+    vha_dev_any_processor INTERFACE -Wall -Wextra -Wpedantic -Wconversion -Wshadow
                       $<$<BOOL:${VHA_WERROR}>:-Werror>)
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # GCC 12 warns of its own AVX-512 intrinsics, wherever one is inlined (GCC bug 105593).
-  target_compile_options(vha_dev INTERFACE -Wno-uninitialized -Wno-maybe-uninitialized)
+  target_compile_options(vha_dev_any_processor INTERFACE -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
 
 if(VHA_NATIVE)
@@ -35,7 +37,7 @@ if(VHA_NATIVE)
 endif()
 
 if(VHA_SANITIZE)
-  target_compile_options(vha_dev INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all
+  target_compile_options(vha_dev_any_processor INTERFACE -fsanitize=address,undefined -fno-sanitize-recover=all
                                            -fno-omit-frame-pointer)
-  target_link_options(vha_dev INTERFACE -fsanitize=address,undefined)
+  target_link_options(vha_dev_any_processor INTERFACE -fsanitize=address,undefined)
 endif()

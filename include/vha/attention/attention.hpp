@@ -112,9 +112,8 @@ class Attention {
   /// What activations of `X` are multiplied in: bfloat16 where the weights are bfloat16 too, as
   /// models in bfloat16 are served; else nothing is rounded.
   template <class X>
-  using ProductsOf =
-      std::conditional_t<std::same_as<std::remove_const_t<X>, bfloat16> && std::same_as<S, bfloat16>,
-                         bfloat16, T>;
+  using ProductsOf = std::conditional_t<
+      std::same_as<std::remove_const_t<X>, bfloat16> && std::same_as<S, bfloat16>, bfloat16, T>;
 
   static const AttentionConfig& validated(const AttentionConfig& config) {
     config.validate();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <numeric>
 #include <span>
-#include <concepts>
 #include <type_traits>
 #include <vector>
 #include <vha/attention/causal_attention.hpp>
@@ -37,11 +37,11 @@ struct BatchedAttentionOptions {
 /// queries than keys have none.
 template <int HeadDim = Eigen::Dynamic, int GroupSize = Eigen::Dynamic, class Query, class Key,
           class Value>
-auto causal_attention(const Query& query, const Key& key, const Value& value,
-                      const BatchedAttentionOptions& options = {},
-                      const Executor& executor =
-                          {}) requires(detail::EigenTensor<Query>&& detail::EigenTensor<Key>&&
-                                           detail::EigenTensor<Value>) {
+auto causal_attention(
+    const Query& query, const Key& key, const Value& value,
+    const BatchedAttentionOptions& options = {},
+    const Executor& executor = {}) requires(detail::EigenTensor<Query>&& detail::EigenTensor<Key>&&
+                                                detail::EigenTensor<Value>) {
   using Element = std::remove_const_t<typename Query::Scalar>;
   using T = Compute<Element>;
   const Index batch = query.dimension(0), tokens = query.dimension(1), heads = query.dimension(2);

@@ -127,8 +127,8 @@ class CausalAttention {
       const Index count = std::min(spans_each, spans - first);
       workspace.executor.for_each(query.groups * count, [&](Index task, Index thread) {
         const Index group = task % query.groups, k = task / query.groups;
-        Block block = load_block(group, 0, query.tokens,
-                                 workspace.threads[static_cast<std::size_t>(thread)]);
+        Block block =
+            load_block(group, 0, query.tokens, workspace.threads[static_cast<std::size_t>(thread)]);
         attend_span(block, group, (first + k) * key_span);
         const auto result = slot(group, first == 0 ? k : k + 1);
         std::copy_n(block.attended().states, rows, result.states);
@@ -181,8 +181,8 @@ class CausalAttention {
 /// threads, and for a query whatever other queries there are. `HeadDim` and `GroupSize` may be given
 /// where they are known. Precondition: the scale is positive; the shapes fit, HeadDim and GroupSize
 /// too; `out` does not overlap the operands.
-template <int HeadDim = Eigen::Dynamic, int GroupSize = Eigen::Dynamic, Operand T, class Q,
-          class K, class V, class O>
+template <int HeadDim = Eigen::Dynamic, int GroupSize = Eigen::Dynamic, Operand T, class Q, class K,
+          class V, class O>
 void causal_attention(const HeadsView<const Q>& query, const HeadsView<const K>& key,
                       const HeadsView<const V>& value, std::span<const Position> query_positions,
                       std::span<const Position> key_positions,

@@ -108,7 +108,7 @@ class KeyValueBlock {
                 KeyValueMemory<T>& memory)
       : keys_(keys.rows), many_rows_(many_rows), memory_(memory) {
     const Index key_steps = Format::steps(keys.cols);
-    if (sizeof(K) * Format::terms == sizeof(Element) && keys.cols % Format::terms == 0) {
+    if (is_stored_as_elements<T, K> && keys.cols % Format::terms == 0) {
       key_data_ = keys.data;
       key_bytes_ = keys.row_stride * static_cast<Index>(sizeof(K));
     } else {
@@ -202,8 +202,7 @@ class KeyValueBlock {
       const bool second_seen = (which & 2U) != 0 && key + 1 < values.rows;
       const std::byte* const first = values.address(first_seen ? key : key + 1, 0);
       const std::byte* const second = values.address(second_seen ? key + 1 : key, 0);
-      const std::uint32_t kept =
-          (first_seen ? 0x0000FFFFU : 0U) | (second_seen ? 0xFFFF0000U : 0U);
+      const std::uint32_t kept = (first_seen ? 0x0000FFFFU : 0U) | (second_seen ? 0xFFFF0000U : 0U);
       for (Index c = 0; c < values.cols; ++c) {
         const auto pair = bfloat16_pair(convert<T>(load<V>(first + c * size)),
                                         convert<T>(load<V>(second + c * size)));

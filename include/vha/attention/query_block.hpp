@@ -99,7 +99,8 @@ class QueryBlock {
             query.head((first + row) / group_size_, group, (first + row) % group_size_);
         std::copy_n(head, head_dim_, gathered + row * head_dim_);
       }
-      const auto lines = row_major_view(static_cast<const Q*>(gathered), count, head_dim_, head_dim_);
+      const auto lines =
+          row_major_view(static_cast<const Q*>(gathered), count, head_dim_, head_dim_);
       with_panel(count, [&](auto packets, auto lanes_each) {
         pack_panel<T, packets() * lanes_each()>(lines, query_panel(first));
       });
@@ -141,8 +142,7 @@ class QueryBlock {
       list_visible_runs(mask_, tokens, key_positions, of_panel, Format::terms, memory_.runs);
       if (memory_.runs.empty()) continue;
       with_panel(rows, [&](auto packets, auto lanes_each) {
-        attend_panel<packets(), lanes_each()>(first, rows, block, key_positions, values,
-                                              ahead);
+        attend_panel<packets(), lanes_each()>(first, rows, block, key_positions, values, ahead);
       });
     }
   }
@@ -156,7 +156,8 @@ class QueryBlock {
   static void with_panel(Index rows, Body&& body) {
     constexpr Index narrowest = std::min<Index>(lanes, 16 / static_cast<Index>(sizeof(Sum)));
     constexpr std::integral_constant<Index, 1> one;
-    if (rows > lanes) return body(std::integral_constant<Index, 2>{}, std::integral_constant<Index, lanes>{});
+    if (rows > lanes)
+      return body(std::integral_constant<Index, 2>{}, std::integral_constant<Index, lanes>{});
     if constexpr (lanes / 2 >= narrowest) {
       if constexpr (lanes / 4 >= narrowest) {
         if (rows <= lanes / 4) return body(one, std::integral_constant<Index, lanes / 4>{});
@@ -168,8 +169,8 @@ class QueryBlock {
 
   template <class Q>
   Q* gather_room() {
-    static_assert(sizeof(Q) <= sizeof(Sum));
-    return reinterpret_cast<Q*>(memory_.keys.gathered.reserve(panel_rows * head_dim_));
+    constexpr Index sums_each = std::max<Index>(1, sizeof(Q) / sizeof(Sum));
+    return reinterpret_cast<Q*>(memory_.keys.gathered.reserve(panel_rows * head_dim_ * sums_each));
   }
 
   Element* query_panel(Index first_row) const {
@@ -236,7 +237,8 @@ class QueryBlock {
           std::min(run.step_end * Format::terms, static_cast<Index>(key_positions.size()));
       for (Index key = run.step * Format::terms; key < end; ++key) {
         for (Index row = 0; row < count; ++row) {
-          if (!visible(first + row, key_positions, key)) weights_[key * width + row] = hidden_logit<Sum>;
+          if (!visible(first + row, key_positions, key))
+            weights_[key * width + row] = hidden_logit<Sum>;
         }
       }
     }
@@ -268,8 +270,8 @@ class QueryBlock {
       }
       using Packet = typename SoftmaxLanes<Sum, N>::Packet;
       SoftmaxLanes<Sum, N> together{packet::ploadu<Packet>(max), packet::ploadu<Packet>(sum)};
-      packet::pstoreu(factor, together.update(weights_ + begin * width + p * N, end - begin, width,
-                                              scale_));
+      packet::pstoreu(
+          factor, together.update(weights_ + begin * width + p * N, end - begin, width, scale_));
       packet::pstoreu(max, together.max);
       packet::pstoreu(sum, together.sum);
       for (Index lane = 0; lane < N; ++lane) {

@@ -50,7 +50,8 @@ class Executor {
 
   /// Calls `body(task, lane)` for each task in [0, tasks), once all are done returns. `lane`, in
   /// [0, threads()), is one thread's at a time, for memory that each needs for itself. Tasks are
-  /// taken in their order. Throws what a body throws, after the others have ended. On a thread of the
+  /// taken in their order. Throws what the first of the failing
+  /// tasks throws, after the others have ended. On a thread of the
   /// pool itself all is done there, since waiting for the pool could then last for ever.
   template <class Body>
   void for_each(Index tasks, Body&& body) const {
@@ -75,12 +76,15 @@ class Executor {
     Run(Body& body, Index tasks, Index helpers) : body_(body), tasks_(tasks), helpers_(helpers) {}
 
     void work(Index lane) {
+      Index task = 0;
       try {
-        for (Index task = next_++; task < tasks_; task = next_++) body_(task, lane);
+        for (task = next_++; task < tasks_; task = next_++) body_(task, lane);
       } catch (...) {
         next_ = tasks_;
         const std::scoped_lock lock(mutex_);
-        if (!error_) error_ = std::current_exception();
+        if (error_ && failed_task_ < task) return;
+        error_ = std::current_exception();
+        failed_task_ = task;
       }
     }
     void help(Index lane) {
@@ -102,6 +106,7 @@ class Executor {
     std::condition_variable ended_;
     Index helpers_;
     std::exception_ptr error_;
+    Index failed_task_ = 0;
   };
 
   const void* device_ = nullptr;

@@ -26,20 +26,22 @@ template <class To, StorageScalar S>
 using StoredAs = typename StoredAsTrait<To, S>::Type;
 
 template <StorageScalar To, StorageScalar S>
-Linear<To> fold_if_any(const Linear<S>& query, const NoPremix&) {
+Linear<To> fold_if_any(const Linear<S>& query, const NoPremix&, const Executor&) {
   return query.template cast<To>();
 }
 template <StorageScalar To, StorageScalar S, Activation A>
-Linear<To> fold_if_any(const Linear<S>& query, const Premix<S, A>& premix) {
-  return fold_premix<To>(query, premix);
+Linear<To> fold_if_any(const Linear<S>& query, const Premix<S, A>& premix,
+                       const Executor& executor) {
+  return fold_premix<To>(query, premix, executor);
 }
 template <StorageScalar To, StorageScalar S>
-Linear<To> fold_if_any(const Linear<S>& output, const NoPostmix&) {
+Linear<To> fold_if_any(const Linear<S>& output, const NoPostmix&, const Executor&) {
   return output.template cast<To>();
 }
 template <StorageScalar To, StorageScalar S, Activation A>
-Linear<To> fold_if_any(const Linear<S>& output, const Postmix<S, A>& postmix) {
-  return fold_postmix<To>(output, postmix);
+Linear<To> fold_if_any(const Linear<S>& output, const Postmix<S, A>& postmix,
+                       const Executor& executor) {
+  return fold_postmix<To>(output, postmix, executor);
 }
 
 /// `linear` times `scale`, summed wide and rounded once.
@@ -65,7 +67,8 @@ Linear<To> scaled(std::string_view name, const Linear<S>& linear, double scale) 
 /// layer's own by default. Throws Error where a product is not finite.
 template <class To = void, StorageScalar S, class PremixPart, class PostmixPart, class GatePart,
           int HeadDim, int GroupSize>
-auto fold_premix(const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, GroupSize>& layer) {
+auto fold_premix(const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, GroupSize>& layer,
+                 const Executor& executor = {}) {
   static_assert(
       !std::same_as<PremixPart, NoPremix>,
       "vha::fold_premix: the layer has no Premix: it was folded already, or it is a plain "
@@ -73,7 +76,7 @@ auto fold_premix(const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, 
   using Stored = detail::StoredAs<To, S>;
   const auto& w = layer.weights();
   return layer.with(layer.config(),
-                    w.template with_parts<Stored>(fold_premix<Stored>(w.query, w.premix),
+                    w.template with_parts<Stored>(fold_premix<Stored>(w.query, w.premix, executor),
                                                   w.output.template cast<Stored>(), NoPremix{},
                                                   w.postmix.template cast<Stored>()));
 }
@@ -83,8 +86,8 @@ auto fold_premix(const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, 
 /// prefill. Throws Error where a product is not finite.
 template <class To = void, StorageScalar S, class PremixPart, class PostmixPart, class GatePart,
           int HeadDim, int GroupSize>
-auto fold_postmix(
-    const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, GroupSize>& layer) {
+auto fold_postmix(const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, GroupSize>& layer,
+                  const Executor& executor = {}) {
   static_assert(!std::same_as<PostmixPart, NoPostmix>,
                 "vha::fold_postmix: the layer has no Postmix: it was folded already, or it is a "
                 "plain GQA layer");
@@ -93,10 +96,10 @@ auto fold_postmix(
                 "fold; use fold_premix, and serve the layer with a separate Postmix");
   using Stored = detail::StoredAs<To, S>;
   const auto& w = layer.weights();
-  return layer.with(layer.config(),
-                    w.template with_parts<Stored>(w.query.template cast<Stored>(),
-                                                  fold_postmix<Stored>(w.output, w.postmix),
-                                                  w.premix.template cast<Stored>(), NoPostmix{}));
+  return layer.with(layer.config(), w.template with_parts<Stored>(
+                                        w.query.template cast<Stored>(),
+                                        fold_postmix<Stored>(w.output, w.postmix, executor),
+                                        w.premix.template cast<Stored>(), NoPostmix{}));
 }
 
 /// True where `fold_vha` has an answer: the layer has a map, and nothing nonlinear stands between a
@@ -114,12 +117,14 @@ inline constexpr bool has_full_fold =
 ///
 ///     auto served = vha::fold_vha(layer);                  // stored as the layer is
 ///     auto half_size = vha::fold_vha<vha::bfloat16>(layer);  // each element rounded once
+///     auto faster = vha::fold_vha(layer, device);  // on an Eigen::ThreadPoolDevice; the same bits
 ///
 /// Does not compile for a layer with a gate, with an activation after a map, or without maps.
 /// Throws Error where a product is not finite.
 template <class To = void, StorageScalar S, class PremixPart, class PostmixPart, class GatePart,
           int HeadDim, int GroupSize>
-auto fold_vha(const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, GroupSize>& layer) {
+auto fold_vha(const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, GroupSize>& layer,
+              const Executor& executor = {}) {
   static_assert(
       !std::same_as<PremixPart, NoPremix> || !std::same_as<PostmixPart, NoPostmix>,
       "vha::fold_vha: the layer has neither Premix nor Postmix: it was folded already, or "
@@ -129,9 +134,9 @@ auto fold_vha(const Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, Gro
                 "fold; use fold_premix, and serve the layer with a separate Postmix");
   using Stored = detail::StoredAs<To, S>;
   const auto& w = layer.weights();
-  auto folded = w.template with_parts<Stored>(detail::fold_if_any<Stored>(w.query, w.premix),
-                                              detail::fold_if_any<Stored>(w.output, w.postmix),
-                                              NoPremix{}, NoPostmix{});
+  auto folded = w.template with_parts<Stored>(
+      detail::fold_if_any<Stored>(w.query, w.premix, executor),
+      detail::fold_if_any<Stored>(w.output, w.postmix, executor), NoPremix{}, NoPostmix{});
   AttentionConfig config = layer.config();
   if (config.value_scale != 1) {
     folded.value = detail::scaled<Stored>("value", w.value, std::exchange(config.value_scale, 1.0));

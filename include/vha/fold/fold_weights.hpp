@@ -43,7 +43,7 @@ void store_rounded(std::string_view name, const double* products, Index count, T
 /// Precondition: the maps have one shape, and it fits the projection.
 template <StorageScalar To, StorageScalar S, StorageScalar P>
 RowMajorMatrix<To> folded_query(std::string_view name, const Weight<S>& query,
-                                const std::vector<Weight<P>>& maps) {
+                                const std::vector<Weight<P>>& maps, const Executor& executor = {}) {
   const Index groups = static_cast<Index>(maps.size());
   const Index physical_head_dim = maps.front().rows();
   const Index head_dim = maps.front().cols();
@@ -54,24 +54,30 @@ RowMajorMatrix<To> folded_query(std::string_view name, const Weight<S>& query,
   // A block of rows [rows, H' * physical_head_dim] is at the same time [rows * H',
   // physical_head_dim], so that one product with P_g folds all its heads.
   static constexpr Index row_block = 64;
-  RowMajorMatrix<double> wide(std::min(row_block, query.rows()), query.cols());
-  RowMajorMatrix<double> products(wide.rows(), group_width);
-  ProductWorkspace<double> workspace;
-  for (Index row = 0; row < query.rows(); row += row_block) {
+  struct Memory {
+    Buffer<double> wide, products;
+    ProductWorkspace<double> product;
+  };
+  std::vector<Memory> threads(static_cast<std::size_t>(executor.threads()));
+  executor.for_each((query.rows() + row_block - 1) / row_block, [&](Index task, Index thread) {
+    auto& memory = threads[static_cast<std::size_t>(thread)];
+    const Index row = task * row_block;
     const Index rows = std::min(row_block, query.rows() - row);
-    copy_elements(query.view().block(row, 0, rows, query.cols()), wide.data());
+    double* const wide = memory.wide.reserve(rows * query.cols());
+    double* const products = memory.products.reserve(rows * group_width);
+    copy_elements(query.view().block(row, 0, rows, query.cols()), wide);
     const auto blocks =
-        row_major_view<double>(wide.data(), rows * heads, physical_head_dim, physical_head_dim);
+        row_major_view<double>(wide, rows * heads, physical_head_dim, physical_head_dim);
     for (Index group = 0; group < groups; ++group) {
-      multiply(blocks, maps[static_cast<std::size_t>(group)].view(), products.data(), head_dim,
-               false, workspace);
+      multiply(blocks, maps[static_cast<std::size_t>(group)].view(), products, head_dim, false,
+               memory.product);
       for (Index i = 0; i < rows; ++i) {
         const Index col = group * group_width;
-        detail::store_rounded(name, &products(i, 0), group_width, &folded(row + i, col), row + i,
-                              col);
+        detail::store_rounded(name, products + i * group_width, group_width, &folded(row + i, col),
+                              row + i, col);
       }
     }
-  }
+  });
   return folded;
 }
 
@@ -81,7 +87,8 @@ RowMajorMatrix<To> folded_query(std::string_view name, const Weight<S>& query,
 /// head.
 template <StorageScalar To, StorageScalar S>
 RowMajorMatrix<To> folded_output(std::string_view name, const Weight<S>& output,
-                                 const RowMajorMatrix<double>& mixing) {
+                                 const RowMajorMatrix<double>& mixing,
+                                 const Executor& executor = {}) {
   const Index heads = mixing.rows();
   const Index head_dim = output.rows() / heads;
   RowMajorMatrix<To> folded(output.rows(), output.cols());
@@ -89,24 +96,31 @@ RowMajorMatrix<To> folded_output(std::string_view name, const Weight<S>& output,
   // Row c of every head's block, one under the other, is a matrix [heads, hidden] that Mᵀ
   // multiplies.
   const auto mixing_transposed = row_major_view(mixing.data(), heads, heads, heads).transposed();
-  RowMajorMatrix<double> products(heads, output.cols());
-  ProductWorkspace<double> workspace;
-  for (Index channel = 0; channel < head_dim; ++channel) {
+  struct Memory {
+    Buffer<double> products;
+    ProductWorkspace<double> product;
+  };
+  std::vector<Memory> threads(static_cast<std::size_t>(executor.threads()));
+  executor.for_each(head_dim, [&](Index channel, Index thread) {
+    auto& memory = threads[static_cast<std::size_t>(thread)];
+    double* const products = memory.products.reserve(heads * output.cols());
     const MatrixView<S> rows{output.view().address(channel, 0), heads, output.cols(),
                              head_dim * output.view().row_stride, output.view().col_stride};
-    multiply(mixing_transposed, rows, products.data(), output.cols(), false, workspace);
+    multiply(mixing_transposed, rows, products, output.cols(), false, memory.product);
     for (Index head = 0; head < heads; ++head) {
       const Index row = head * head_dim + channel;
-      detail::store_rounded(name, &products(head, 0), output.cols(), &folded(row, 0), row, 0);
+      detail::store_rounded(name, products + head * output.cols(), output.cols(), &folded(row, 0),
+                            row, 0);
     }
-  }
+  });
   return folded;
 }
 
 /// The query projection with Premix in it, `[hidden, G * H' * head_dim]`; a bias folds as a row.
 /// Throws Error where shapes do not fit or a product is not finite.
 template <StorageScalar To, StorageScalar S, Activation A>
-Linear<To> fold_premix(const Linear<S>& query, const Premix<S, A>& premix) {
+Linear<To> fold_premix(const Linear<S>& query, const Premix<S, A>& premix,
+                       const Executor& executor = {}) {
   static_assert(std::same_as<A, Identity>,
                 "vha::fold_premix: an activation stands after Premix, so its map is not linear and "
                 "does not fold into W_Q; serve the layer as it is");
@@ -119,7 +133,8 @@ Linear<To> fold_premix(const Linear<S>& query, const Premix<S, A>& premix) {
           shape_text(query.in(), query.out()));
   }
   Linear<To> folded;
-  folded.weight = Weight<To>::own(folded_query<To>("query.weight", query.weight, premix.maps));
+  folded.weight =
+      Weight<To>::own(folded_query<To>("query.weight", query.weight, premix.maps, executor));
   if (!query.bias.empty()) {
     require_vector("query.bias", query.bias, query.out());
     folded.bias = Weight<To>::own(folded_query<To>("query.bias", query.bias, premix.maps));
@@ -130,7 +145,8 @@ Linear<To> fold_premix(const Linear<S>& query, const Premix<S, A>& premix) {
 /// The output projection with Postmix in it, of the same shape; its bias stays.
 /// Throws Error where shapes do not fit or a product is not finite.
 template <StorageScalar To, StorageScalar S, Activation A>
-Linear<To> fold_postmix(const Linear<S>& output, const Postmix<S, A>& postmix) {
+Linear<To> fold_postmix(const Linear<S>& output, const Postmix<S, A>& postmix,
+                        const Executor& executor = {}) {
   static_assert(std::same_as<A, Identity>,
                 "vha::fold_postmix: an activation stands between Postmix and W_O, so Postmix does "
                 "not fold; serve the layer as it is");
@@ -139,8 +155,9 @@ Linear<To> fold_postmix(const Linear<S>& output, const Postmix<S, A>& postmix) {
     raise("output.weight", text("a positive multiple of ", postmix.a.rows(), " (query heads) rows"),
           shape_text(output.in(), output.out()));
   }
-  return {Weight<To>::own(folded_output<To>("output.weight", output.weight, postmix.dense())),
-          output.bias.template cast<To>()};
+  return {
+      Weight<To>::own(folded_output<To>("output.weight", output.weight, postmix.dense(), executor)),
+      output.bias.template cast<To>()};
 }
 
 }  // namespace vha

@@ -4,6 +4,7 @@
 #include <Eigen/Core>
 #include <bit>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 #include <vha/core/scalar.hpp>
@@ -52,6 +53,11 @@ struct LaneFormat {
   }
 };
 
+/// Whether neighbours stored as `S` are elements as they stand.
+template <Operand T, StorageScalar S>
+inline constexpr bool is_stored_as_elements =
+    std::same_as<S, T> && sizeof(S) * LaneFormat<T>::terms == sizeof(typename LaneFormat<T>::Element);
+
 inline BFloat16Pair bfloat16_pair(bfloat16 first, bfloat16 second) {
   return {std::bit_cast<std::uint16_t>(first) |
           static_cast<std::uint32_t>(std::bit_cast<std::uint16_t>(second)) << 16};
@@ -71,13 +77,26 @@ struct Lanes {
 };
 
 #ifdef __AVX512BF16__
-inline int as_int(BFloat16Pair pair) { return static_cast<int>(pair.bits); }
+inline int as_int(BFloat16Pair pair) {
+  return static_cast<int>(pair.bits);
+}
 
 template <>
 struct Lanes<bfloat16, 16> {
   using Packet = __m512;
   using Elements = __m512i;
   static Elements load(const BFloat16Pair* source) { return _mm512_loadu_si512(source); }
+  /// Packet `packet` of two rows of bfloat16, a pair from each column.
+  static Elements interleave(const std::byte* row, Index row_bytes, Index packet) {
+    // Two packets share the loads of their rows, which the compiler merges.
+    const std::byte* const at = row + packet / 2 * 64;
+    const __m512i first = _mm512_loadu_si512(at);
+    const __m512i second = _mm512_loadu_si512(at + row_bytes);
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40,
+                                         8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    return _mm512_permutex2var_epi16(first, packet % 2 == 0 ? low : high, second);
+  }
   /// Pairs of both packets' lanes, rounded.
   static Elements pair_up(const Packet& first, const Packet& second) {
     const __m512i one_by_one =

@@ -31,8 +31,7 @@ template <Operand T, StorageScalar S>
 void copy_line(const std::byte* source, Index count, typename LaneFormat<T>::Element* target) {
   using Element = typename LaneFormat<T>::Element;
   constexpr Index size = sizeof(S);
-  if constexpr (sizeof(S) * LaneFormat<T>::terms == sizeof(Element) &&
-                std::same_as<S, std::conditional_t<LaneFormat<T>::pairs, T, Element>>) {
+  if constexpr (is_stored_as_elements<T, S>) {
     std::memcpy(target, source, static_cast<std::size_t>(count) * sizeof(Element));
   } else if constexpr (LaneFormat<T>::pairs) {
     for (Index i = 0; i < count; ++i) {
@@ -105,8 +104,8 @@ void pack_panel(const MatrixView<S>& lines, typename LaneFormat<T>::Element* tar
     const Index k = step * Format::terms;
     if (lines.rows < Lines || lines.row_stride != 1 || k + Format::terms > lines.cols) {
       for (Index line = 0; line < Lines; ++line) {
-        target[line] = line < lines.rows ? panel_element<T>(lines, line, k)
-                                         : typename Format::Element{};
+        target[line] =
+            line < lines.rows ? panel_element<T>(lines, line, k) : typename Format::Element{};
       }
       continue;
     }

@@ -67,9 +67,9 @@ template <Operand T, StorageScalar S>
 struct StoredColumns {
   static constexpr Index lanes = widest<Compute<T>>;
   static constexpr bool supported =
-      LaneFormat<T>::pairs ? lanes == 16 && std::same_as<S, T>
-                           : std::same_as<S, T> ||
-                                 (std::same_as<S, bfloat16> && std::same_as<Compute<T>, float>);
+      LaneFormat<T>::pairs
+          ? lanes == 16 && std::same_as<S, T>
+          : std::same_as<S, T> || (std::same_as<S, bfloat16> && std::same_as<Compute<T>, float>);
   const std::byte* data;
   Index row_bytes;
 
@@ -78,7 +78,7 @@ struct StoredColumns {
     if constexpr (!supported) {
       static_cast<void>(step), static_cast<void>(packet);
     } else if constexpr (LaneFormat<T>::pairs) {
-      elements = interleaved(data + 2 * step * row_bytes, packet);
+      elements = Lanes<T, lanes>::interleave(data + 2 * step * row_bytes, row_bytes, packet);
     } else {
       const std::byte* const at = data + step * row_bytes + packet * lanes * Index(sizeof(S));
       if constexpr (std::same_as<S, Compute<T>>) {
@@ -93,20 +93,6 @@ struct StoredColumns {
     }
     return elements;
   }
-
- private:
-#ifdef __AVX512BF16__
-  auto interleaved(const std::byte* row, Index packet) const {
-    // Two packets share the loads of their rows, which the compiler merges.
-    const std::byte* const at = row + packet / 2 * 64;
-    const __m512i first = _mm512_loadu_si512(at);
-    const __m512i second = _mm512_loadu_si512(at + row_bytes);
-    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8,
-                                         39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    return _mm512_permutex2var_epi16(first, packet % 2 == 0 ? low : high, second);
-  }
-#endif
 };
 
 /// What becomes of the elements that C has: they are replaced, the sum goes on from them, or the sum
@@ -138,8 +124,8 @@ EIGEN_DONT_INLINE void multiply_tile(Index steps, const A& a, const B& b, Comput
     const Compute<T>* const source = goes_on ? row_of_c(row) : nullptr;
 #pragma GCC unroll 16
     for (Index p = 0; p < Packets; ++p) {
-      sums[row][p] = goes_on ? packet::ploadu<Packet>(source + p * N)
-                             : packet::pset1<Packet>(Compute<T>(0));
+      sums[row][p] =
+          goes_on ? packet::ploadu<Packet>(source + p * N) : packet::pset1<Packet>(Compute<T>(0));
     }
   }
   for (Index step = 0; step < steps; ++step) {

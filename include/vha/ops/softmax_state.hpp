@@ -38,8 +38,8 @@ struct SoftmaxLanes {
     for (Index key = 0; key < count; ++key) {
       const Packet logit = load(logits + key * stride);
       const Packet hidden = packet::pcmp_le(logit, all(hidden_logit<T>));
-      const Packet weight = detail::exp_nonpositive<T, N>(
-          packet::psub(packet::pmul(logit, all(scale)), max));
+      const Packet weight =
+          detail::exp_nonpositive<T, N>(packet::psub(packet::pmul(logit, all(scale)), max));
       const Packet seen = packet::pselect(hidden, all(0), weight);
       packet::pstoreu(logits + key * stride, seen);
       block_sum = packet::padd(block_sum, seen);

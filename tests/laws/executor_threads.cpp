@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Threads change when a thing is computed, never what.
+
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <string>
+
+#include "fixtures.hpp"
+#include "run.hpp"
+
+namespace laws {
+namespace {
+
+using vha::Executor;
+using vha::Index;
+
+class Executors : public testing::Test {
+ protected:
+  Eigen::ThreadPool pool_{3};
+  Eigen::ThreadPoolDevice two_{&pool_, 2}, four_{&pool_, 4};
+};
+
+TEST_F(Executors, RunEveryTaskOnce) {
+  EXPECT_EQ(Executor().threads(), 1);
+  EXPECT_EQ(Executor(Eigen::DefaultDevice()).threads(), 1);
+  EXPECT_EQ(Executor(four_).threads(), 4);
+  for (const Executor& executor : {Executor(), Executor(two_), Executor(four_)}) {
+    for (const Index tasks : {0, 1, 2, 3, 1000}) {
+      std::vector<std::atomic<int>> runs(static_cast<std::size_t>(tasks));
+      std::vector<std::atomic<int>> in_lane(static_cast<std::size_t>(executor.threads()));
+      executor.for_each(tasks, [&](Index task, Index lane) {
+        EXPECT_EQ(in_lane[static_cast<std::size_t>(lane)]++, 0) << "two threads in one lane";
+        ++runs[static_cast<std::size_t>(task)];
+        --in_lane[static_cast<std::size_t>(lane)];
+      });
+      for (const auto& count : runs) EXPECT_EQ(count, 1);
+    }
+  }
+}
+
+TEST_F(Executors, ThrowWhatTheFirstFailingTaskThrows) {
+  for (const Executor& executor : {Executor(), Executor(two_), Executor(four_)}) {
+    for (int round = 0; round < 100; ++round) {
+      try {
+        executor.for_each(50, [](Index task, Index) {
+          if (task >= 20) throw std::runtime_error(std::to_string(task));
+        });
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const std::runtime_error& error) {
+        EXPECT_STREQ(error.what(), "20");
+      }
+    }
+  }
+}
+
+TEST_F(Executors, WorkOnAThreadOfTheirOwnPool) {
+  Eigen::Barrier done(3);
+  std::atomic<int> runs = 0;
+  for (int k = 0; k < 3; ++k) {  // every thread of the pool waits for more
+    pool_.Schedule([&] {
+      Executor(four_).for_each(10, [&](Index, Index) { ++runs; });
+      done.Notify();
+    });
+  }
+  done.Wait();
+  EXPECT_EQ(runs, 30);
+}
+
+/// Calls `body(executor)` for 1, 2 and 4 threads; all results must have the same bits.
+template <class Body>
+void expect_same_on(const std::vector<Executor>& executors, Body&& body) {
+  const Array expected = body(executors.front());
+  for (const Executor& executor : executors) {
+    for (int round = 0; round < 3; ++round) {
+      EXPECT_TRUE(same_bits(body(executor), expected)) << executor.threads() << " threads";
+    }
+  }
+}
+
+template <class Scalar>
+class OnThreads : public Executors {
+ protected:
+  std::vector<Executor> executors() { return {Executor(), Executor(two_), Executor(four_)}; }
+};
+using Scalars = testing::Types<double, float, vha::bfloat16>;
+TYPED_TEST_SUITE(OnThreads, Scalars);
+
+TYPED_TEST(OnThreads, ALayerGivesTheSameBits) {
+  using T = vha::Compute<TypeParam>;
+  vha::AttentionConfig config;
+  config.hidden = 48;
+  config.head_dim = 16;
+  config.query_heads = 12;
+  config.kv_heads = 2;
+  const auto layer = vha::initialise_vha<TypeParam>(config, {.postmix_rank = 3});
+  using Rows = vha::RowMajorMatrix<TypeParam>;
+  Rows x(1500, config.hidden);
+  Random random(7);
+  for (Index k = 0; k < x.size(); ++k) x.data()[k] = vha::convert<TypeParam>(random());
+  expect_same_on(this->executors(), [&](const Executor& executor) {
+    return array_of(layer.forward(x, {}, executor).template cast<double>().eval());
+  });
+  // In chunks over a cache that is longer than what one thread takes; the last are decode steps.
+  expect_same_on(this->executors(), [&](const Executor& executor) {
+    vha::KvCache<TypeParam> cache(config, 1, x.rows());
+    vha::AttentionWorkspace<T> workspace;
+    workspace.executor = executor;
+    Rows out(x.rows(), x.cols());
+    Index first = 0;
+    for (const Index count : {1100, 396, 1, 1, 2}) {
+      Rows part(count, x.cols());
+      layer.forward_into(Rows(x.middleRows(first, count)), cache, part, workspace);
+      out.middleRows(first, count) = part;
+      first += count;
+    }
+    EXPECT_EQ(first, x.rows());
+    return array_of(out.template cast<double>().eval());
+  });
+  expect_same_on(this->executors(), [&](const Executor& executor) {
+    return array_of(vha::fold_vha(layer, executor).weights().output.weight.template to<double>());
+  });
+  expect_same_on(this->executors(), [&](const Executor& executor) {
+    return array_of(vha::fold_vha(layer, executor).weights().query.weight.template to<double>());
+  });
+}
+
+}  // namespace
+}  // namespace laws
