@@ -45,9 +45,7 @@ class EigenPeer : public Peer {
     return {run, copy_from(o.c, o.rows * o.cols)};
   }
 
-  Task core(const CoreOperands<float>& o) override {
-    return tiled_attention<EigenProduct>(o, 64 * o.group_size);
-  }
+  Task core(const CoreOperands<float>& o) override { return tiled_attention<EigenProduct>(o); }
 };
 
 }  // namespace

@@ -85,8 +85,6 @@ class Core {
   }
 
  private:
-  static constexpr Index tile_tokens = 64;
-
   Index heads() const { return o_.batch * o_.kv_heads; }
 
   void attend(Index head, Index first) {

@@ -114,8 +114,6 @@ class Core {
   }
 
  private:
-  static constexpr Index tile_tokens = 32;
-
   struct Tile {
     Index batch, first, tokens;
     std::size_t step, step_end;

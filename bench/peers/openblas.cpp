@@ -54,7 +54,7 @@ class OpenBlasPeer : public Peer {
 
   /// The tiles are shared out to threads that each call a BLAS of one.
   Task core(const CoreOperands<float>& o) override {
-    Task task = tiled_attention<BlasProduct>(o, 64 * o.group_size);
+    Task task = tiled_attention<BlasProduct>(o);
     task.run = [run = std::move(task.run)] {
       openblas_set_num_threads(1);
       run();

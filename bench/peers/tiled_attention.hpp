@@ -17,13 +17,11 @@ namespace bench {
 template <class Product>
 class TiledAttention {
  public:
-  /// `tile_rows` queries of one group are a tile: some tokens times the heads of the group.
-  TiledAttention(const CoreOperands<float>& operands, Index tile_rows)
+  explicit TiledAttention(const CoreOperands<float>& operands)
       : o_(operands),
-        tokens_per_tile_(std::max<Index>(1, tile_rows / operands.group_size)),
         threads_(operands.threads),
         lanes_(static_cast<std::size_t>(operands.threads)) {
-    const Index rows = std::min(tokens_per_tile_, o_.tokens) * o_.group_size;
+    const Index rows = std::min(tile_tokens, o_.tokens) * o_.group_size;
     for (auto& lane : lanes_) {
       lane.query.setZero(rows * o_.head_dim);
       lane.weights.setZero(rows * o_.keys);
@@ -33,7 +31,7 @@ class TiledAttention {
   }
 
   void run() {
-    const Index tiles = (o_.tokens + tokens_per_tile_ - 1) / tokens_per_tile_;
+    const Index tiles = (o_.tokens + tile_tokens - 1) / tile_tokens;
     const Index heads = o_.batch * o_.kv_heads;
     threads_.executor().for_each(tiles * heads, [&](Index task, Index lane) {
       // The longest first, so that threads end together.
@@ -48,8 +46,8 @@ class TiledAttention {
 
   void attend(Index kv_head, Index tile, Lane& lane) {
     using Row = Eigen::Map<Eigen::ArrayXf>;
-    const Index d = o_.head_dim, first = tile * tokens_per_tile_;
-    const Index tokens = std::min(o_.tokens - first, tokens_per_tile_);
+    const Index d = o_.head_dim, first = tile * tile_tokens;
+    const Index tokens = std::min(o_.tokens - first, tile_tokens);
     const Index rows = tokens * o_.group_size;
     const Index keys = o_.keys - o_.tokens + first + tokens;
     const Index batch = kv_head / o_.kv_heads, group = kv_head % o_.kv_heads;
@@ -78,14 +76,13 @@ class TiledAttention {
   }
 
   CoreOperands<float> o_;
-  Index tokens_per_tile_;
   Threads threads_;
   std::vector<Lane> lanes_;
 };
 
 template <class Product>
-Task tiled_attention(const CoreOperands<float>& operands, Index tile_rows) {
-  const auto attention = std::make_shared<TiledAttention<Product>>(operands, tile_rows);
+Task tiled_attention(const CoreOperands<float>& operands) {
+  const auto attention = std::make_shared<TiledAttention<Product>>(operands);
   return {[attention] { attention->run(); }, copy_from(operands.out, operands.out_size())};
 }
 
