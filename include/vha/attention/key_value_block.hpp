@@ -84,7 +84,6 @@ struct FetchingColumns {
 
  private:
   static void fetch(const std::byte* from, Index step, Index bytes) {
-    static constexpr int to_second_level = 2;
     __builtin_prefetch(from + step * bytes, 0, to_second_level);
     if constexpr (sizeof(Compute<T>) == 8) {
       __builtin_prefetch(from + step * bytes + bytes / 2, 0, to_second_level);

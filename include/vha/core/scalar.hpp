@@ -49,23 +49,23 @@ namespace detail {
 /// Float nearest to `value` by rounding to odd: where `value` is no float, the neighbour whose last
 /// bit is 1. A later rounding to a narrower format then gives what rounding `value` once gives.
 inline float round_to_odd(double value) {
+  // Without branches, so that compilers turn loops of it into vector code.
   const float nearest = static_cast<float>(value);
   const double back = nearest;
-  if (back == value || !is_finite(value)) return nearest;
-  std::uint32_t bits = std::bit_cast<std::uint32_t>(nearest);
   const bool rounded_away = (back < 0 ? -back : back) > (value < 0 ? -value : value);
-  if (rounded_away) --bits;  // also brings an overflow to infinity back to the largest float
-  return std::bit_cast<float>(bits | 1U);
+  std::uint32_t bits = std::bit_cast<std::uint32_t>(nearest);
+  bits -= rounded_away ? 1U : 0U;  // also brings an overflow to infinity back to the largest float
+  bits |= back != value ? 1U : 0U;
+  return std::bit_cast<float>(bits);
 }
 
 inline bfloat16 round_to_bfloat16(float value) {
-  std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
-  if ((bits & 0x7FFFFFFFU) > 0x7F800000U) {
-    bits |= 0x00400000U;  // a quiet NaN, so that dropping the low half cannot make an infinity
-  } else {
-    bits += 0x7FFFU + (bits >> 16 & 1U);
-  }
-  return std::bit_cast<bfloat16>(static_cast<std::uint16_t>(bits >> 16));
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
+  const bool is_nan = (bits & 0x7FFFFFFFU) > 0x7F800000U;
+  // A quiet NaN, so that dropping the low half cannot make an infinity.
+  const std::uint32_t rounded =
+      is_nan ? bits | 0x00400000U : bits + 0x7FFFU + (bits >> 16 & 1U);
+  return std::bit_cast<bfloat16>(static_cast<std::uint16_t>(rounded >> 16));
 }
 
 }  // namespace detail

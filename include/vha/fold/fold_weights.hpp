@@ -24,11 +24,9 @@ namespace detail {
 template <StorageScalar To>
 void store_rounded(std::string_view name, const double* products, Index count, To* target,
                    Index row, Index col) {
+  for (Index k = 0; k < count; ++k) target[k] = convert<To>(products[k]);
   bool all_finite = true;
-  for (Index k = 0; k < count; ++k) {
-    target[k] = convert<To>(products[k]);
-    all_finite &= is_finite(target[k]);
-  }
+  for (Index k = 0; k < count; ++k) all_finite &= is_finite(target[k]);
   if (all_finite) return;
   const Index k = std::find_if_not(target, target + count, is_finite<To>) - target;
   raise(text("folded ", name), "finite products in the range of their stored type",

@@ -20,6 +20,10 @@ concept Operand = ComputeScalar<T> || std::same_as<T, bfloat16>;
 
 namespace detail {
 
+/// A hint for __builtin_prefetch. The first level has few slots for lines on their way: asking for
+/// lines there holds the processor up.
+inline constexpr int to_second_level = 2;
+
 /// How many lanes Eigen's widest packet has.
 template <ComputeScalar T>
 inline constexpr Index widest = Eigen::internal::packet_traits<T>::size;

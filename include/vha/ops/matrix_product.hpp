@@ -140,7 +140,7 @@ void multiply_few_rows(const MatrixView<A>& a, const MatrixView<B>& b, Index col
   // `depth_at_once` such runs stay in the first-level cache for the next two rows of A.
   static constexpr Index rows = 2;
   static constexpr Index packets = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 8 : 4;
-  static constexpr Index depth_at_once = 32;
+  static constexpr Index depth_at_once = 16;
   const Index tasks = std::min(workspace.executor.threads(), cols / Tile::cols);
   const Index task_cols = (cols / Tile::cols + tasks - 1) / tasks * Tile::cols;
   auto* const a_panels = Tile::panels(workspace.a_panels, Tile::row_block);
@@ -164,8 +164,10 @@ void multiply_few_rows(const MatrixView<A>& a, const MatrixView<B>& b, Index col
         const auto tiles = [&](auto tile_packets) {
           constexpr Index width = tile_packets() * Tile::lanes;
           for (; col + width <= end; col += width) {
-            const StoredColumns<T, B> columns{b.address(k + part, col),
-                                              b.row_stride * Index(sizeof(B))};
+            const bool more = k + part + 2 * depth_at_once <= a.cols;
+            const Index row_bytes = b.row_stride * Index(sizeof(B));
+            const StoredColumns<T, B> columns{b.address(k + part, col), row_bytes,
+                                              more ? depth_at_once * row_bytes : 0};
             for (Index row = 0; row < a.rows; row += rows) {
               const Index count = std::min(a.rows - row, rows);
               multiply_tile<T, rows, tile_packets(), Tile::lanes>(

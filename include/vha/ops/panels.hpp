@@ -51,6 +51,7 @@ void pack_contiguous_lines(const MatrixView<S>& lines, typename LaneFormat<T>::E
   using Sum = typename Format::Sum;
   using Packet = typename Eigen::internal::packet_traits<Sum>::type;
   constexpr Index side = widest<Sum>;
+  constexpr Index squares_ahead = 8;
   static_assert(sizeof(Element) == sizeof(Sum));
   const Index whole = lines.cols / (side * Format::terms) * side;
   for (Index first = 0; first < Lines; first += side) {
@@ -63,25 +64,30 @@ void pack_contiguous_lines(const MatrixView<S>& lines, typename LaneFormat<T>::E
 #pragma GCC unroll 16
       for (Index i = 0; i < side; ++i) {
         if (i < present) {
+          const std::byte* const at = lines.address(first + i, step * Format::terms);
+          if (step + squares_ahead * side < whole) {
+            __builtin_prefetch(at + squares_ahead * side * Index(sizeof(S)) * Format::terms, 0,
+                               to_second_level);
+          }
           Element elements[side];
-          copy_line<T, S>(lines.address(first + i, step * Format::terms), side, elements);
+          copy_line<T, S>(at, side, elements);
           std::memcpy(&square.packet[i], elements, sizeof elements);
         } else {
           square.packet[i] = Eigen::internal::pset1<Packet>(Sum(0));
         }
       }
       Eigen::internal::ptranspose(square);
-      Element* const at = target + step * Lines + first;
+      Element* const to = target + step * Lines + first;
       if (Lines % side == 0 || (Lines < side && step + 2 * side <= whole)) {
         // A packet wider than the panel runs into the next step, which is written after it.
 #pragma GCC unroll 16
         for (Index i = 0; i < side; ++i) {
-          std::memcpy(at + i * Lines, &square.packet[i], sizeof(Packet));
+          std::memcpy(to + i * Lines, &square.packet[i], sizeof(Packet));
         }
       } else {
         for (Index i = 0; i < side; ++i) {
           const Index count = std::min(side, Lines - first);
-          std::memcpy(at + i * Lines, &square.packet[i],
+          std::memcpy(to + i * Lines, &square.packet[i],
                       static_cast<std::size_t>(count) * sizeof(Element));
         }
       }

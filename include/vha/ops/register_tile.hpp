@@ -72,9 +72,19 @@ struct StoredColumns {
           : std::same_as<S, T> || (std::same_as<S, bfloat16> && std::same_as<Compute<T>, float>);
   const std::byte* data;
   Index row_bytes;
+  /// Rows that lie so many bytes further are asked for on the way.
+  Index ahead_bytes = 0;
 
   auto operator()(Index step, Index packet) const {
     typename Lanes<T, lanes>::Elements elements;
+    if (ahead_bytes != 0) {
+      const std::byte* const row = data + step * LaneFormat<T>::terms * row_bytes + ahead_bytes;
+      const Index first = packet * lanes * static_cast<Index>(sizeof(S));
+      for (Index term = 0; term < LaneFormat<T>::terms; ++term) {
+        // A packet of pairs is half a line of each row; the other half's asking does no harm.
+        __builtin_prefetch(row + term * row_bytes + first, 0, to_second_level);
+      }
+    }
     if constexpr (!supported) {
       static_cast<void>(step), static_cast<void>(packet);
     } else if constexpr (LaneFormat<T>::pairs) {
