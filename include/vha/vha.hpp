@@ -24,6 +24,9 @@
 #include <vha/core/sizes.hpp>
 #include <vha/core/view.hpp>
 #include <vha/core/weight.hpp>
+#include <vha/cost/bytes.hpp>
+#include <vha/cost/flops.hpp>
+#include <vha/cost/layer_sizes.hpp>
 #include <vha/fold/fold_report.hpp>
 #include <vha/fold/fold_vha.hpp>
 #include <vha/fold/fold_weights.hpp>

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <vha/core/executor.hpp>
+
+namespace bench {
+
+/// `count` threads, the calling one among them.
+class Threads {
+ public:
+  explicit Threads(int count) : pool_(std::max(1, count - 1)), device_(&pool_, count) {}
+  vha::Executor executor() const { return device_; }
+
+ private:
+  Eigen::ThreadPool pool_;
+  Eigen::ThreadPoolDevice device_;
+};
+
+}  // namespace bench
