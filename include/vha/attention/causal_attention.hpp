@@ -51,12 +51,13 @@ class CausalAttention {
   CausalAttentionWorkspace<T>& workspace;
 
   void run() const {
-    const auto& executor = workspace.executor;
+    const Executor executor = workspace.executor.for_work_of(
+        query.tokens * query.groups * group_size() * key.tokens * (head_dim() + value.head_dim));
     if (static_cast<Index>(workspace.threads.size()) < executor.threads()) {
       workspace.threads.resize(static_cast<std::size_t>(executor.threads()));
     }
     if (query.tokens * group_size() <= Block::panel_rows && key.tokens > key_span) {
-      return run_spans();
+      return run_spans(executor);
     }
     const Index tokens_per_block = std::max<Index>(1, rows_per_block / group_size());
     const Index blocks = (query.tokens + tokens_per_block - 1) / tokens_per_block;
@@ -111,7 +112,7 @@ class CausalAttention {
   }
 
   /// A few queries, as in decode: threads share the keys.
-  void run_spans() const {
+  void run_spans(const Executor& executor) const {
     const Index rows = query.tokens * group_size();
     const Index spans = (key.tokens + key_span - 1) / key_span;
     const Index spans_each = std::max<Index>(1, spans_at_once / query.groups);  // of a group
@@ -125,7 +126,7 @@ class CausalAttention {
     };
     for (Index first = 0; first < spans; first += spans_each) {
       const Index count = std::min(spans_each, spans - first);
-      workspace.executor.for_each(query.groups * count, [&](Index task, Index thread) {
+      executor.for_each(query.groups * count, [&](Index task, Index thread) {
         const Index group = task % query.groups, k = task / query.groups;
         Block block =
             load_block(group, 0, query.tokens, workspace.threads[static_cast<std::size_t>(thread)]);

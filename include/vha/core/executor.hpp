@@ -48,6 +48,13 @@ class Executor {
 
   Index threads() const { return threads_; }
 
+  /// This, or the calling thread alone for work of so few multiply-adds that it would be done before
+  /// another thread is awake.
+  Executor for_work_of(Index multiply_adds) const {
+    static constexpr Index worth_waking = Index(1) << 20;
+    return multiply_adds < worth_waking ? Executor() : *this;
+  }
+
   /// Calls `body(task, lane)` for each task in [0, tasks), once all are done returns. `lane`, in
   /// [0, threads()), is one thread's at a time, for memory that each needs for itself. Tasks are
   /// taken in their order. Throws what the first of the failing

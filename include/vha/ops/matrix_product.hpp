@@ -81,7 +81,8 @@ void multiply_block(const MatrixView<A>& a, const MatrixView<B>& b, Compute<T>* 
   const Index band_cols = by_columns ? Tile::cols : b.cols;
   const Index b_count =
       b_is_packed ? 0 : pieces(by_columns ? b.cols : b.rows, by_columns ? band_cols : band_rows);
-  workspace.executor.for_each(a_count + b_count, [&](Index task, Index) {
+  const Executor executor = workspace.executor.for_work_of(a.rows * a.cols * b.cols);
+  executor.for_each(a_count + b_count, [&](Index task, Index) {
     if (task < b_count) {
       const Index k = by_columns ? 0 : task * band_rows;
       const Index depth = std::min(b.rows - k, band_rows);
@@ -101,7 +102,7 @@ void multiply_block(const MatrixView<A>& a, const MatrixView<B>& b, Compute<T>* 
   });
   const Index row_groups = pieces(a.rows, Tile::group_rows);
   const Index col_groups = pieces(b.cols, Tile::group_cols);
-  workspace.executor.for_each(row_groups * col_groups, [&](Index group, Index) {
+  executor.for_each(row_groups * col_groups, [&](Index group, Index) {
     const Index row_begin = group % row_groups * Tile::group_rows;
     const Index row_end = std::min(a.rows, row_begin + Tile::group_rows);
     const Index col_begin = group / row_groups * Tile::group_cols;
@@ -134,7 +135,8 @@ void multiply_few_rows(const MatrixView<A>& a, const MatrixView<B>& b, Index col
   static constexpr Index rows = 2;
   static constexpr Index packets = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 8 : 4;
   static constexpr Index depth_at_once = 16;
-  const Index tasks = std::min(workspace.executor.threads(), cols / Tile::cols);
+  const Executor executor = workspace.executor.for_work_of(a.rows * a.cols * cols);
+  const Index tasks = std::min(executor.threads(), cols / Tile::cols);
   const Index task_cols = (cols / Tile::cols + tasks - 1) / tasks * Tile::cols;
   auto* const a_panels = Tile::panels(workspace.a_panels, Tile::row_block);
   Compute<T>* const block_sums = workspace.b_panels.reserve(a.rows * cols);
@@ -148,7 +150,7 @@ void multiply_few_rows(const MatrixView<A>& a, const MatrixView<B>& b, Index col
     // Each block of the depth is summed by itself, as in `multiply_block`.
     Compute<T>* const target = k == 0 ? c : block_sums;
     const Index stride = k == 0 ? c_stride : cols;
-    workspace.executor.for_each(tasks, [&](Index task, Index) {
+    executor.for_each(tasks, [&](Index task, Index) {
       const Index end = std::min(cols, (task + 1) * task_cols);
       for (Index part = 0; part < depth; part += depth_at_once) {
         const Index steps = Format::steps(std::min(depth - part, depth_at_once));
