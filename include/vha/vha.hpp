@@ -12,6 +12,7 @@
 #include <vha/attention/postmix.hpp>
 #include <vha/attention/premix.hpp>
 #include <vha/attention/query_block.hpp>
+#include <vha/attention/query_panel.hpp>
 #include <vha/attention/token_layout.hpp>
 #include <vha/attention/trace.hpp>
 #include <vha/attention/weights.hpp>

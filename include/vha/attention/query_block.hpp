@@ -9,11 +9,11 @@
 #include <type_traits>
 #include <vector>
 #include <vha/attention/key_value_block.hpp>
+#include <vha/attention/query_panel.hpp>
 #include <vha/core/sizes.hpp>
 #include <vha/core/view.hpp>
 #include <vha/ops/mask.hpp>
 #include <vha/ops/panels.hpp>
-#include <vha/ops/register_tile.hpp>
 #include <vha/ops/softmax_state.hpp>
 
 namespace vha::detail {
@@ -45,18 +45,7 @@ struct QueryBlockMemory {
   KeyValueMemory<T> keys;
 };
 
-/// The queries of one K/V head's group for some tokens, against blocks of keys.
-///
-/// Queries stand side by side in the lanes, a panel of them at a time, and keys are what all lanes
-/// share. So keys and values are read where they are stored, each once for the whole panel, and the
-/// softmax runs down the lanes:
-///
-///              query rows ->                                 value channels ->
-///     keys  |  logits = K · Qᵀ          rows  |  values += weightsᵀ · V
-///       v   |  weights = softmax          v   |
-///
-/// A value that a query does not see, were it NaN, touches no result, and a query's result is the
-/// same to the last bit whatever other queries are in the block.
+/// The queries of one K/V head's group for some tokens, a panel at a time, against blocks of keys.
 template <Operand T>
 class QueryBlock {
  public:
@@ -81,8 +70,7 @@ class QueryBlock {
         memory_(memory) {
     const Index padded = (rows_ + panel_rows - 1) / panel_rows * panel_rows;
     queries_ = reinterpret_cast<Element*>(memory.queries.reserve(padded * Format::steps(head_dim)));
-    // A tile may read past its panel's rows.
-    weights_ = memory.weights.reserve((key_block + 1) * panel_rows + value_rows);
+    weights_ = memory.weights.reserve(QueryPanel<T, 2, lanes>::weights_size(key_block));
     values_ = memory.values.reserve(rows_ * value_dim);
     memory.states.resize(static_cast<std::size_t>(padded));
     forget();
@@ -142,15 +130,13 @@ class QueryBlock {
       list_visible_runs(mask_, tokens, key_positions, of_panel, Format::terms, memory_.runs);
       if (memory_.runs.empty()) continue;
       with_panel(rows, [&](auto packets, auto lanes_each) {
-        attend_panel<packets(), lanes_each()>(first, rows, block, key_positions, values, ahead);
+        QueryPanel<T, packets(), lanes_each()>(rows_from(first, rows), weights_)
+            .attend(block, values, key_positions, memory_.runs, ahead);
       });
     }
   }
 
  private:
-  static constexpr bool many_registers = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32;
-  static constexpr Index value_rows = many_registers ? 8 : 4;
-
   /// Calls `body` with the packets and the lanes of each that hold `rows` query rows.
   template <class Body>
   static void with_panel(Index rows, Body&& body) {
@@ -177,202 +163,24 @@ class QueryBlock {
     return queries_ + first_row * Format::steps(head_dim_);
   }
 
+  QueryRows<T> rows_from(Index first, Index count) const {
+    return {.queries = query_panel(first),
+            .states = memory_.states.data() + first,
+            .values = values_ + first * value_dim_,
+            .count = count,
+            .first_member = first % group_size_,
+            .group_size = group_size_,
+            .positions = tokens_of(first, count),
+            .head_dim = head_dim_,
+            .value_dim = value_dim_,
+            .mask = mask_,
+            .scale = scale_};
+  }
+
   /// The positions of the tokens that rows [first, first + count) belong to.
   std::span<const Position> tokens_of(Index first, Index count) const {
     const Index token = first / group_size_;
     return part(positions_, token, (first + count - 1) / group_size_ + 1 - token);
-  }
-
-  template <Index Packets, Index N, class V, class AheadOf>
-  void attend_panel(Index first, Index count, const KeyValueBlock<T>& block,
-                    std::span<const Position> key_positions, const MatrixView<V>& values,
-                    const AheadOf& ahead) {
-    constexpr Index width = Packets * N;
-    const Index begin = memory_.runs.front().step * Format::terms;
-    const Index end = std::min(block.keys(), memory_.runs.back().step_end * Format::terms);
-    compute_logits<Packets, N>(first, begin, end, block, ahead);
-    hide_logits<width>(first, count, key_positions);
-    // The second half of a last pair.
-    const Index padded_end = begin + Format::steps(end - begin) * Format::terms;
-    std::fill_n(weights_ + end * width, (padded_end - end) * width, hidden_logit<Sum>);
-    update_states<Packets, N>(first, count, begin, padded_end);
-    const Element* const elements = weights_as_elements<Packets, N>(begin, padded_end);
-    for (const VisibleRun& run : memory_.runs) {
-      if (run.to_all) {
-        accumulate<width>(elements, first, 0, count, run.step, run.step_end, block, values);
-      } else {
-        accumulate_by_token<width>(elements, first, count, run, block, key_positions, values);
-      }
-    }
-  }
-
-  /// Writes the logits of keys [begin, end) to `weights_`, `[keys, width]`.
-  template <Index Packets, Index N, class AheadOf>
-  void compute_logits(Index first, Index begin, Index end, const KeyValueBlock<T>& block,
-                      const AheadOf& ahead) {
-    constexpr Index width = Packets * N;
-    // Sixteen sums or more hide the latency of an addition.
-    constexpr Index key_rows = (many_registers ? 16 : 8) / Packets;
-    for (Index key = begin; key < end; key += key_rows) {
-      const Index keys = std::min(key_rows, end - key);
-      const auto multiply_by = [&](const auto& columns) {
-        multiply_tile<T, key_rows, Packets, N>(Format::steps(head_dim_), block.key_rows(key, keys),
-                                               columns, weights_ + key * width, width, keys, width,
-                                               SumInto::replace);
-      };
-      if (const auto next = ahead(key, key_rows); next.worth_it) {
-        multiply_by(FetchingColumns<T, N, width, decltype(next)>{query_panel(first), next});
-      } else {
-        using Width = std::integral_constant<Index, width>;
-        multiply_by(PackedColumns<T, N, Width>{query_panel(first), {}});
-      }
-    }
-  }
-
-  template <Index width>
-  void hide_logits(Index first, Index count, std::span<const Position> key_positions) {
-    for (const VisibleRun& run : memory_.runs) {
-      if (run.to_all) continue;
-      const Index end =
-          std::min(run.step_end * Format::terms, static_cast<Index>(key_positions.size()));
-      for (Index key = run.step * Format::terms; key < end; ++key) {
-        for (Index row = 0; row < count; ++row) {
-          if (!visible(first + row, key_positions, key))
-            weights_[key * width + row] = hidden_logit<Sum>;
-        }
-      }
-    }
-    // Keys between two runs are seen by none.
-    for (std::size_t k = 1; k < memory_.runs.size(); ++k) {
-      const Index from = memory_.runs[k - 1].step_end * Format::terms;
-      const Index to = memory_.runs[k].step * Format::terms;
-      if (from < to) std::fill_n(weights_ + from * width, (to - from) * width, hidden_logit<Sum>);
-    }
-  }
-
-  bool visible(Index row, std::span<const Position> key_positions, Index key) const {
-    return mask_.visible(positions_[static_cast<std::size_t>(row / group_size_)],
-                         key_positions[static_cast<std::size_t>(key)]);
-  }
-
-  /// Turns the logits into weights, and rescales the values accumulated so far.
-  template <Index Packets, Index N>
-  void update_states(Index first, Index count, Index begin, Index end) {
-    constexpr Index width = Packets * N;
-    namespace packet = Eigen::internal;
-    using Row = Eigen::Map<Eigen::Array<Sum, Eigen::Dynamic, 1>>;
-    for (Index p = 0; p < Packets; ++p) {
-      SoftmaxState<Sum>* const states = memory_.states.data() + first + p * N;
-      Sum max[N], sum[N], factor[N];
-      for (Index lane = 0; lane < N; ++lane) {
-        max[lane] = states[lane].max;
-        sum[lane] = states[lane].sum;
-      }
-      using Packet = typename SoftmaxLanes<Sum, N>::Packet;
-      SoftmaxLanes<Sum, N> together{packet::ploadu<Packet>(max), packet::ploadu<Packet>(sum)};
-      packet::pstoreu(
-          factor, together.update(weights_ + begin * width + p * N, end - begin, width, scale_));
-      packet::pstoreu(max, together.max);
-      packet::pstoreu(sum, together.sum);
-      for (Index lane = 0; lane < N; ++lane) {
-        states[lane].max = max[lane];
-        states[lane].sum = sum[lane];
-        const Index row = p * N + lane;
-        if (row < count && factor[lane] != Sum(1)) {
-          Row(values_ + (first + row) * value_dim_, value_dim_) *= factor[lane];
-        }
-      }
-    }
-  }
-
-  /// The weights of keys [begin, end), a multiple of `terms`, as elements `[steps, width]`, counted
-  /// from key 0; in the same place.
-  template <Index Packets, Index N>
-  const Element* weights_as_elements(Index begin, Index end) {
-    constexpr Index width = Packets * N;
-    auto* const elements = reinterpret_cast<Element*>(weights_);
-    if constexpr (Format::pairs) {
-      using Packet = typename Lanes<T, N>::Packet;
-      const auto load = [](const Sum* at) { return Eigen::internal::ploadu<Packet>(at); };
-      for (Index step = begin / 2; step < end / 2; ++step) {
-        for (Index p = 0; p < Packets; ++p) {
-          const Sum* const source = weights_ + 2 * step * width + p * N;
-          const auto pairs = Lanes<T, N>::pair_up(load(source), load(source + width));
-          std::memcpy(elements + step * width + p * N, &pairs, sizeof pairs);
-        }
-      }
-    } else if constexpr (!std::same_as<T, Sum>) {
-      for (Index k = begin * width; k < end * width; ++k) weights_[k] = Format::term(weights_[k]);
-    }
-    return elements;
-  }
-
-  /// Adds the weighted values of steps [step, step_end) to rows [row, row + count) of the panel.
-  template <Index width, class V>
-  void accumulate(const Element* elements, Index first, Index row, Index count, Index step,
-                  Index step_end, const KeyValueBlock<T>& block, const MatrixView<V>& values) {
-    block.with_value_columns(values, step, [&](auto&& columns_from) {
-      accumulate_columns<width>(elements + step * width + row, first + row, count, step_end - step,
-                                columns_from);
-    });
-  }
-
-  template <Index width, class Columns>
-  void accumulate_columns(const Element* elements, Index row, Index count, Index steps,
-                          const Columns& columns_from) {
-    using One = std::integral_constant<Index, sizeof(Element)>;
-    using Step = std::integral_constant<Index, sizeof(Element) * width>;
-    constexpr Index cols = 2 * lanes;
-    for (Index col = 0; col < value_dim_; col += cols) {
-      for (Index r = 0; r < count; r += value_rows) {
-        const TileRows<Element, One, Step> weights{
-            reinterpret_cast<const std::byte*>(elements + r), {}, {}};
-        multiply_tile<T, value_rows, 2, lanes>(
-            steps, weights, columns_from(col), values_ + (row + r) * value_dim_ + col, value_dim_,
-            std::min(value_rows, count - r), std::min(cols, value_dim_ - col), SumInto::go_on);
-      }
-    }
-  }
-
-  /// The same for keys that some of the panel's tokens see, token by token.
-  template <Index width, class V>
-  void accumulate_by_token(const Element* elements, Index first, Index count, const VisibleRun& run,
-                           const KeyValueBlock<T>& block, std::span<const Position> key_positions,
-                           const MatrixView<V>& values) {
-    const auto keys = static_cast<Index>(key_positions.size());
-    for (Index row = 0; row < count;) {
-      const Index next_token = ((first + row) / group_size_ + 1) * group_size_ - first;
-      const Index token_rows = std::min(count, next_token) - row;
-      // How many of a step's terms the token sees; a term beyond the last key is as good as seen.
-      const auto seen = [&](Index step) {
-        unsigned which = 0;
-        for (Index term = 0; term < Format::terms; ++term) {
-          const Index key = step * Format::terms + term;
-          if (key < keys && visible(first + row, key_positions, key)) which |= 1U << term;
-        }
-        return which;
-      };
-      const auto whole = [&](Index step) {
-        const Index terms = std::min(Format::terms, keys - step * Format::terms);
-        return seen(step) == (1U << terms) - 1;
-      };
-      for (Index step = run.step; step < run.step_end;) {
-        Index end = step;
-        while (end < run.step_end && whole(end)) ++end;
-        if (end > step) {
-          accumulate<width>(elements, first, row, token_rows, step, end, block, values);
-          step = end;
-          continue;
-        }
-        if (const unsigned which = seen(step); which != 0) {
-          const Element* const one = block.value_step(values, step, which);
-          accumulate_columns<width>(elements + step * width + row, first + row, token_rows, 1,
-                                    [&](Index col) { return block.packed_columns(one + col); });
-        }
-        ++step;
-      }
-      row += token_rows;
-    }
   }
 
   std::span<const Position> positions_;
