@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <concepts>
+#include <cstring>
+#include <span>
+#include <type_traits>
+#include <vha/attention/key_value_block.hpp>
+#include <vha/core/view.hpp>
+#include <vha/ops/mask.hpp>
+#include <vha/ops/register_tile.hpp>
+#include <vha/ops/softmax_state.hpp>
+
+namespace vha::detail {
+
+/// Rows of queries, some heads of some tokens, and what they have seen.
+template <Operand T>
+struct QueryRows {
+  using Sum = Compute<T>;
+  /// Rows that a register tile holds, of two packets each.
+  static constexpr Index tile_rows = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 8 : 4;
+
+  const typename LaneFormat<T>::Element* queries;  ///< packed `[steps of head_dim, panel's width]`
+  SoftmaxState<Sum>* states;                       ///< `[panel's width]`
+  Sum* values;                                     ///< `[count, value_dim]`, weighted sums
+  Index count;
+  Index first_member;  ///< which head of its token's group the first row is
+  Index group_size;
+  std::span<const Position> positions;  ///< of the rows' tokens
+  Index head_dim;
+  Index value_dim;
+  CausalMask mask;
+  Sum scale;
+
+  Index token(Index row) const { return (first_member + row) / group_size; }
+};
+
+/// Rows of queries side by side in the lanes, `Packets` packets of `N`, against a block of keys that
+/// all lanes share. So keys and values are read where they are stored, each once for all rows, and the
+/// softmax runs down the lanes:
+///
+///              query rows ->                                 value channels ->
+///     keys  |  logits = K · Qᵀ          rows  |  values += weightsᵀ · V
+///       v   |  weights = softmax          v   |
+///
+/// A value that a row does not see, were it NaN, touches no result, and a row's result is the same to
+/// the last bit whatever other rows there are.
+template <Operand T, Index Packets, Index N>
+class QueryPanel {
+ public:
+  using Format = LaneFormat<T>;
+  using Element = typename Format::Element;
+  using Sum = Compute<T>;
+  static constexpr Index width = Packets * N;
+
+  /// Sums that the weights of `keys` keys take; a tile may read past its panel's rows.
+  static constexpr Index weights_size(Index keys) {
+    return (keys + 1) * width + QueryRows<T>::tile_rows;
+  }
+
+  /// Precondition: no more rows than lanes, and weights for a block of keys.
+  QueryPanel(const QueryRows<T>& rows, Sum* weights) : rows_(rows), weights_(weights) {}
+
+  /// Sees the keys in `runs`, of which there is at least one. `ahead(key, key_rows)` tells what memory
+  /// to ask for while the logits of keys [key, key + key_rows) are computed.
+  template <class V, class AheadOf>
+  void attend(const KeyValueBlock<T>& block, const MatrixView<V>& values,
+              std::span<const Position> key_positions, std::span<const VisibleRun> runs,
+              const AheadOf& ahead) {
+    const Index begin = runs.front().step * Format::terms;
+    const Index end = std::min(block.keys(), runs.back().step_end * Format::terms);
+    compute_logits(begin, end, block, ahead);
+    hide_logits(key_positions, runs);
+    // The second half of a last pair.
+    const Index padded_end = begin + Format::steps(end - begin) * Format::terms;
+    std::fill_n(weights_ + end * width, (padded_end - end) * width, hidden_logit<Sum>);
+    update_states(begin, padded_end);
+    const Element* const elements = weights_as_elements(begin, padded_end);
+    for (const VisibleRun& run : runs) {
+      if (run.to_all) {
+        accumulate(elements, 0, rows_.count, run.step, run.step_end, block, values);
+      } else {
+        accumulate_by_token(elements, run, block, key_positions, values);
+      }
+    }
+  }
+
+ private:
+  static constexpr Index lanes = widest<Sum>;
+  static constexpr Index value_rows = QueryRows<T>::tile_rows;
+
+  /// Writes the logits of keys [begin, end) to `weights_`, `[keys, width]`.
+  template <class AheadOf>
+  void compute_logits(Index begin, Index end, const KeyValueBlock<T>& block, const AheadOf& ahead) {
+    // As many sums as there are registers for hide the latency of an addition.
+    constexpr Index key_rows = 2 * value_rows / Packets;
+    const Index steps = Format::steps(rows_.head_dim);
+    for (Index key = begin; key < end; key += key_rows) {
+      const Index keys = std::min(key_rows, end - key);
+      const auto multiply_by = [&](const auto& columns) {
+        multiply_tile<T, key_rows, Packets, N>(steps, block.key_rows(key, keys), columns,
+                                               weights_ + key * width, width, keys, width,
+                                               SumInto::replace);
+      };
+      if (const auto next = ahead(key, key_rows); next.worth_it) {
+        multiply_by(FetchingColumns<T, N, width, decltype(next)>{rows_.queries, next});
+      } else {
+        using Width = std::integral_constant<Index, width>;
+        multiply_by(PackedColumns<T, N, Width>{rows_.queries, {}});
+      }
+    }
+  }
+
+  void hide_logits(std::span<const Position> key_positions, std::span<const VisibleRun> runs) {
+    for (const VisibleRun& run : runs) {
+      if (run.to_all) continue;
+      const Index end =
+          std::min(run.step_end * Format::terms, static_cast<Index>(key_positions.size()));
+      for (Index key = run.step * Format::terms; key < end; ++key) {
+        for (Index row = 0; row < rows_.count; ++row) {
+          if (!visible(row, key_positions, key)) weights_[key * width + row] = hidden_logit<Sum>;
+        }
+      }
+    }
+    // Keys between two runs are seen by none.
+    for (std::size_t k = 1; k < runs.size(); ++k) {
+      const Index from = runs[k - 1].step_end * Format::terms;
+      const Index to = runs[k].step * Format::terms;
+      if (from < to) std::fill_n(weights_ + from * width, (to - from) * width, hidden_logit<Sum>);
+    }
+  }
+
+  bool visible(Index row, std::span<const Position> key_positions, Index key) const {
+    return rows_.mask.visible(rows_.positions[static_cast<std::size_t>(rows_.token(row))],
+                              key_positions[static_cast<std::size_t>(key)]);
+  }
+
+  /// Turns the logits into weights, and rescales the values accumulated so far.
+  void update_states(Index begin, Index end) {
+    namespace packet = Eigen::internal;
+    using Row = Eigen::Map<Eigen::Array<Sum, Eigen::Dynamic, 1>>;
+    for (Index p = 0; p < Packets; ++p) {
+      SoftmaxState<Sum>* const states = rows_.states + p * N;
+      Sum max[N], sum[N], factor[N];
+      for (Index lane = 0; lane < N; ++lane) {
+        max[lane] = states[lane].max;
+        sum[lane] = states[lane].sum;
+      }
+      using Packet = typename SoftmaxLanes<Sum, N>::Packet;
+      SoftmaxLanes<Sum, N> together{packet::ploadu<Packet>(max), packet::ploadu<Packet>(sum)};
+      packet::pstoreu(factor, together.update(weights_ + begin * width + p * N, end - begin, width,
+                                              rows_.scale));
+      packet::pstoreu(max, together.max);
+      packet::pstoreu(sum, together.sum);
+      for (Index lane = 0; lane < N; ++lane) {
+        states[lane].max = max[lane];
+        states[lane].sum = sum[lane];
+        const Index row = p * N + lane;
+        if (row < rows_.count && factor[lane] != Sum(1)) {
+          Row(rows_.values + row * rows_.value_dim, rows_.value_dim) *= factor[lane];
+        }
+      }
+    }
+  }
+
+  /// The weights of keys [begin, end), a multiple of `terms`, as elements `[steps, width]`, counted
+  /// from key 0; in the same place.
+  const Element* weights_as_elements(Index begin, Index end) {
+    auto* const elements = reinterpret_cast<Element*>(weights_);
+    if constexpr (Format::pairs) {
+      using Packet = typename Lanes<T, N>::Packet;
+      const auto load = [](const Sum* at) { return Eigen::internal::ploadu<Packet>(at); };
+      for (Index step = begin / 2; step < end / 2; ++step) {
+        for (Index p = 0; p < Packets; ++p) {
+          const Sum* const source = weights_ + 2 * step * width + p * N;
+          const auto pairs = Lanes<T, N>::pair_up(load(source), load(source + width));
+          std::memcpy(elements + step * width + p * N, &pairs, sizeof pairs);
+        }
+      }
+    } else if constexpr (!std::same_as<T, Sum>) {
+      for (Index k = begin * width; k < end * width; ++k) weights_[k] = Format::term(weights_[k]);
+    }
+    return elements;
+  }
+
+  /// Adds the weighted values of steps [step, step_end) to rows [row, row + count) of the panel.
+  template <class V>
+  void accumulate(const Element* elements, Index row, Index count, Index step, Index step_end,
+                  const KeyValueBlock<T>& block, const MatrixView<V>& values) {
+    block.with_value_columns(values, step, [&](auto&& columns_from) {
+      accumulate_columns(elements + step * width + row, row, count, step_end - step, columns_from);
+    });
+  }
+
+  template <class Columns>
+  void accumulate_columns(const Element* elements, Index row, Index count, Index steps,
+                          const Columns& columns_from) {
+    using One = std::integral_constant<Index, sizeof(Element)>;
+    using Step = std::integral_constant<Index, sizeof(Element) * width>;
+    constexpr Index cols = 2 * lanes;
+    for (Index col = 0; col < rows_.value_dim; col += cols) {
+      for (Index r = 0; r < count; r += value_rows) {
+        const TileRows<Element, One, Step> weights{
+            reinterpret_cast<const std::byte*>(elements + r), {}, {}};
+        multiply_tile<T, value_rows, 2, lanes>(
+            steps, weights, columns_from(col), rows_.values + (row + r) * rows_.value_dim + col,
+            rows_.value_dim, std::min(value_rows, count - r), std::min(cols, rows_.value_dim - col),
+            SumInto::go_on);
+      }
+    }
+  }
+
+  /// The same for keys that some of the panel's tokens see, token by token.
+  template <class V>
+  void accumulate_by_token(const Element* elements, const VisibleRun& run,
+                           const KeyValueBlock<T>& block, std::span<const Position> key_positions,
+                           const MatrixView<V>& values) {
+    const auto keys = static_cast<Index>(key_positions.size());
+    for (Index row = 0; row < rows_.count;) {
+      const Index next_token = (rows_.token(row) + 1) * rows_.group_size - rows_.first_member;
+      const Index token_rows = std::min(rows_.count, next_token) - row;
+      // Which of a step's terms the token sees, a bit each.
+      const auto seen = [&](Index step) {
+        unsigned which = 0;
+        for (Index term = 0; term < Format::terms; ++term) {
+          const Index key = step * Format::terms + term;
+          if (key < keys && visible(row, key_positions, key)) which |= 1U << term;
+        }
+        return which;
+      };
+      const auto whole = [&](Index step) {
+        const Index terms = std::min(Format::terms, keys - step * Format::terms);
+        return seen(step) == (1U << terms) - 1;
+      };
+      for (Index step = run.step; step < run.step_end;) {
+        Index end = step;
+        while (end < run.step_end && whole(end)) ++end;
+        if (end > step) {
+          accumulate(elements, row, token_rows, step, end, block, values);
+          step = end;
+          continue;
+        }
+        if (const unsigned which = seen(step); which != 0) {
+          const Element* const one = block.value_step(values, step, which);
+          accumulate_columns(elements + step * width + row, row, token_rows, 1,
+                             [&](Index col) { return block.packed_columns(one + col); });
+        }
+        ++step;
+      }
+      row += token_rows;
+    }
+  }
+
+  QueryRows<T> rows_;
+  Sum* weights_;
+};
+
+}  // namespace vha::detail
