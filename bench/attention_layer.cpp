@@ -14,9 +14,9 @@ using namespace bench;
 using vha::LayerForm;
 
 template <class S>
-using Vha = vha::VhaAttention<S, vha::NoGate, vha::Identity, vha::Identity, head_dim, group_size>;
-template <class S, int GroupSize>
-using Gqa = vha::GqaAttention<S, vha::NoGate, head_dim, GroupSize>;
+using Vha = vha::VhaAttention<S>;
+template <class S>
+using Gqa = vha::GqaAttention<S>;
 
 constexpr vha::AttentionConfig gqa_8_config = [] {
   vha::AttentionConfig config = paper_layer.config;
@@ -34,12 +34,12 @@ auto make_gqa_8() {
   };
   const vha::Weight<S> norm =
       vha::RowMajorMatrix<S>::Constant(1, c.head_dim, vha::convert<S>(1.0F));
-  return Gqa<S, 2>(c, {.query = {matrix(c.hidden, c.query_width(), 1)},
-                       .key = {matrix(c.hidden, c.kv_width(), 2)},
-                       .value = {matrix(c.hidden, c.kv_width(), 3)},
-                       .output = {matrix(c.query_width(), c.hidden, 4)},
-                       .q_norm = norm,
-                       .k_norm = norm});
+  return Gqa<S>(c, {.query = {matrix(c.hidden, c.query_width(), 1)},
+                    .key = {matrix(c.hidden, c.kv_width(), 2)},
+                    .value = {matrix(c.hidden, c.kv_width(), 3)},
+                    .output = {matrix(c.query_width(), c.hidden, 4)},
+                    .q_norm = norm,
+                    .k_norm = norm});
 }
 
 /// One set of weights in every form, as ours and as the peers read them.
@@ -47,8 +47,8 @@ template <class S>
 struct Layers {
   Vha<S> unfolded;
   decltype(fold_postmix(unfolded)) unfolded_premix = fold_postmix(unfolded);
-  Gqa<S, group_size> folded = fold_vha(unfolded);
-  Gqa<S, 2> gqa_8 = make_gqa_8<S>();
+  Gqa<S> folded = fold_vha(unfolded);
+  Gqa<S> gqa_8 = make_gqa_8<S>();
   vha::RowMajorMatrix<S> qkv, output;
   vha::RowMajorMatrix<float> norms;
 
@@ -58,7 +58,7 @@ struct Layers {
     qkv << w.query.weight.template to<S>(), w.key.weight.template to<S>(),
         w.value.weight.template to<S>();
     output = w.output.weight.template to<S>();
-    norms.resize(2, head_dim);
+    norms.resize(2, folded.config().head_dim);
     norms << w.q_norm.template to<float>(), w.k_norm.template to<float>();
   }
 
@@ -66,7 +66,7 @@ struct Layers {
   static const Layers& get() {
     static const Layers layers = [] {
       const auto trained = trained_layer(paper_layer).template cast<S>();
-      return Layers(Vha<S>(trained.config(), trained.weights()));
+      return Layers(trained);
     }();
     return layers;
   }

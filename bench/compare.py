@@ -31,8 +31,8 @@ def run(program, arguments):
         print(f"{program.name} ...", file=sys.stderr, flush=True)
         subprocess.run(
             [program, f"--benchmark_out={out}", "--benchmark_out_format=json", *arguments],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
-        return json.loads(out.read_text())
+            stdout=subprocess.DEVNULL, check=True)
+        return json.loads(out.read_text() or '{"benchmarks": []}')  # empty where nothing ran
 
 
 def collect(results):

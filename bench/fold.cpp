@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The fold of all layers of the 1.7B model, float32 weights, summed in float64.
-#include <utility>
+#include <memory>
+#include <stdexcept>
 
 #include "ours.hpp"
 #include "paper_work.hpp"
@@ -8,16 +9,6 @@
 namespace {
 
 using namespace bench;
-
-/// `layer` folded, on the executor's threads where the library shares a fold out.
-template <class Layer>
-auto fold_on(const Layer& layer, const vha::Executor& executor) {
-  if constexpr (requires { vha::fold_vha(layer, executor); }) {
-    return vha::fold_vha(layer, executor);
-  } else {
-    return vha::fold_vha(layer);
-  }
-}
 
 /// Each folded layer is dropped, as by a converter that writes it out. Layers of one model differ in
 /// their numbers alone, so one stands for all.
@@ -29,7 +20,7 @@ Work fold(int threads) {
     const auto pool = std::make_shared<Threads>(threads);
     return {[=] {
               for (Index i = 0; i < paper_layer.layers; ++i) {
-                const auto folded = fold_on(*layer, pool->executor());
+                const auto folded = vha::fold_vha(*layer, pool->executor());
                 if (folded.weights().query.out() == 0) throw std::logic_error("nothing folded");
               }
             },

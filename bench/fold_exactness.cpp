@@ -132,12 +132,8 @@ void exactness(benchmark::State& state, const PaperShape& shape) {
   }
 }
 
-/// Floating-point operations of the two products of a layer's fold.
 double fold_flops(const PaperShape& shape) {
-  const auto& c = shape.config;
-  const auto hidden = static_cast<double>(c.hidden), width = static_cast<double>(c.query_width());
-  return 2 * hidden * width * static_cast<double>(c.head_dim) +
-         2 * hidden * width * static_cast<double>(c.query_heads);
+  return static_cast<double>(vha::fold_flops(vha::LayerSizes::of(shape.config)));
 }
 
 void fold_layer(benchmark::State& state, const PaperShape& shape) {

@@ -16,20 +16,6 @@
 
 namespace bench {
 
-// Sizes that the compiler is told, those of the paper's 1.7B model.
-inline constexpr int head_dim = 128;
-inline constexpr int group_size = 8;
-
-template <class T>
-concept HasProducts = requires {
-  typename vha::ProductWorkspace<T>;
-};
-
-/// What products of `S` are taken in: `S` where the library multiplies it as it is stored.
-template <class S>
-using Arithmetic = typename std::conditional_t<HasProducts<S>, std::type_identity<S>,
-                                               std::type_identity<float>>::type;
-
 /// Runs `task`'s state, which it keeps alive.
 template <class State>
 Task task_of(std::shared_ptr<State> state, std::function<void(float*)> copy_result) {
@@ -38,12 +24,11 @@ Task task_of(std::shared_ptr<State> state, std::function<void(float*)> copy_resu
 
 template <class S>
 Task our_product(const ProductOperands<S>& operands) {
-  using T = Arithmetic<S>;
   using Out = vha::Compute<S>;
   struct State {
     ProductOperands<S> operands;
     Threads threads;
-    vha::ProductWorkspace<T> workspace;
+    vha::ProductWorkspace<S> workspace;
     std::vector<Out> c;
 
     explicit State(const ProductOperands<S>& o)
@@ -52,7 +37,7 @@ Task our_product(const ProductOperands<S>& operands) {
     }
     void run() {
       const auto& o = operands;
-      vha::multiply<T>(vha::row_major_view(o.a, o.rows, o.depth, o.depth),
+      vha::multiply<S>(vha::row_major_view(o.a, o.rows, o.depth, o.depth),
                        vha::row_major_view(o.b, o.depth, o.cols, o.cols), c.data(), o.cols, false,
                        workspace);
     }
@@ -63,12 +48,11 @@ Task our_product(const ProductOperands<S>& operands) {
 
 template <class S>
 Task our_core(const CoreOperands<S>& operands) {
-  using T = Arithmetic<S>;
   using Positions = std::vector<vha::Position>;
   struct State {
     CoreOperands<S> operands;
     Threads threads;
-    vha::CausalAttentionWorkspace<T> workspace;
+    vha::CausalAttentionWorkspace<S> workspace;
     Positions positions;
 
     explicit State(const CoreOperands<S>& o)
@@ -90,9 +74,9 @@ Task our_core(const CoreOperands<S>& operands) {
                                         o.capacity, o.kv_heads, 1, o.head_dim)
               .slice(0, o.keys);
         };
-        vha::causal_attention<head_dim, group_size, T>(
-            heads(o.query), cached(o.key), cached(o.value),
-            keys.last(static_cast<std::size_t>(o.tokens)), keys, options, heads(o.out), workspace);
+        vha::causal_attention(heads(o.query), cached(o.key), cached(o.value),
+                              keys.last(static_cast<std::size_t>(o.tokens)), keys, options,
+                              heads(o.out), workspace);
       }
     }
   };

@@ -5,6 +5,7 @@
 #include <vha/attention/batch_tokens.hpp>
 #include <vha/attention/batched_causal_attention.hpp>
 #include <vha/attention/causal_attention.hpp>
+#include <vha/attention/forward_checks.hpp>
 #include <vha/attention/gate.hpp>
 #include <vha/attention/initialise.hpp>
 #include <vha/attention/key_value_block.hpp>
@@ -15,6 +16,7 @@
 #include <vha/attention/query_panel.hpp>
 #include <vha/attention/token_layout.hpp>
 #include <vha/attention/trace.hpp>
+#include <vha/attention/visible_runs.hpp>
 #include <vha/attention/weights.hpp>
 #include <vha/attention/workspace.hpp>
 #include <vha/core/activations.hpp>

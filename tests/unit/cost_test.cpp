@@ -8,7 +8,7 @@
 #include <vha/cost/flops.hpp>
 #include <vha/cost/layer_sizes.hpp>
 
-// The figures are DESIGN's and the paper's, of the 1.7B and 4B models.
+// The figures are the and the paper's, of the 1.7B and 4B models.
 
 namespace {
 

@@ -2,12 +2,13 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <span>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vha/attention/batch_tokens.hpp>
 #include <vha/attention/causal_attention.hpp>
+#include <vha/attention/forward_checks.hpp>
 #include <vha/attention/kv_cache.hpp>
 #include <vha/attention/token_layout.hpp>
 #include <vha/attention/trace.hpp>
@@ -109,12 +110,6 @@ class Attention {
   // cheap beside the products, few enough that the working memory stays small.
   static constexpr Index token_block = 512;
 
-  /// What activations of `X` are multiplied in: bfloat16 where the weights are bfloat16 too, as
-  /// models in bfloat16 are served; else nothing is rounded.
-  template <class X>
-  using ProductsOf = std::conditional_t<
-      std::same_as<std::remove_const_t<X>, bfloat16> && std::same_as<S, bfloat16>, bfloat16, T>;
-
   static const AttentionConfig& validated(const AttentionConfig& config) {
     config.validate();
     if (!is_finite(static_cast<T>(config.value_scale))) {
@@ -158,64 +153,16 @@ class Attention {
     static_assert(sizeof(X) <= sizeof(T) && sizeof(Out) <= sizeof(T),
                   "vha: the activations are wider than the layer computes in; use a layer of "
                   "double, or convert them to float first");
-    using P = ProductsOf<X>;
-    check(x, cache, out, layout);
+    using P = ProductsOf<T, X, S>;
+    detail::check_forward(config_, x, cache, out, layout);
     if (trace != nullptr) trace->resize(config_, weights_, x.batch, x.tokens);
     workspace.prepare();
     if (cache == nullptr) {
-      run_with<P>(x, own_cache(x, workspace.template of<P>().kv_cache), out, workspace, layout,
-                  trace);
+      run_with<P>(x, workspace.template of<P>().own_cache(config_, x.batch, x.tokens), out,
+                  workspace, layout, trace);
     } else {
       run_with<P>(x, *cache, out, workspace, layout, trace);
     }
-  }
-
-  template <class X, class C, class Out>
-  void check(const ActivationsView<X>& x, const KvCache<C>* cache, const ActivationsView<Out>& out,
-             const TokenLayout& layout) const {
-    if (x.channels != config_.hidden) {
-      raise("x", shape_text("batch", "tokens", config_.hidden),
-            shape_text(x.batch, x.tokens, x.channels));
-    }
-    if (out.batch != x.batch || out.tokens != x.tokens || out.channels != x.channels) {
-      raise("out", shape_text(x.batch, x.tokens, x.channels),
-            shape_text(out.batch, out.tokens, out.channels));
-    }
-    require_memory("x", x);
-    require_memory("out", out);
-    layout.validate(x.batch, x.tokens);
-    if (cache == nullptr) return;
-    const auto& shape = cache->shape();
-    require_size("kv_cache.kv_heads", config_.kv_heads, shape.kv_heads);
-    require_size("kv_cache.head_dim", config_.head_dim, shape.head_dim);
-    require_size("kv_cache.value_dim", config_.head_dim, shape.value_dim);
-    require_size("kv_cache.batch", x.batch, cache->batch());
-    for (Index row = 0; row < x.batch; ++row) {
-      cache->require_room(row, layout.length(row, x.tokens));
-      if (layout.positions.empty()) {
-        require_position(
-            "positions (behind the cached ones)",
-            std::max<Position>(0, cache->next_position(row) + layout.length(row, x.tokens) - 1));
-      }
-    }
-  }
-
-  template <class X>
-  static void require_memory(std::string_view argument, const ActivationsView<X>& view) {
-    const bool is_empty = view.batch == 0 || view.tokens == 0;
-    if (view.data == nullptr && !is_empty) raise(argument, "values in memory", "a null pointer");
-  }
-
-  template <class X, class C>
-  KvCache<C>& own_cache(const ActivationsView<X>& x, std::optional<KvCache<C>>& cache) const {
-    const Index batch = std::max<Index>(x.batch, 1), tokens = std::max<Index>(x.tokens, 1);
-    if (!cache || cache->batch() != batch || cache->capacity() < tokens ||
-        cache->shape().kv_heads != config_.kv_heads ||
-        cache->shape().head_dim != config_.head_dim) {
-      cache.emplace(config_, batch, tokens);
-    }
-    cache->reset();
-    return *cache;
   }
 
   template <Operand P, class X, class C, class Out>
@@ -287,7 +234,7 @@ class Attention {
     detail::for_each_row(tokens, [&](Index row, Index first, Index count) {
       const Index uncommitted = tokens[static_cast<std::size_t>(first)].row_tokens;
       // The keys are multiplied as they are stored, in the layer's products or in wider ones.
-      using CoreProducts = std::conditional_t<std::same_as<C, P>, P, T>;
+      using CoreProducts = ProductsOf<T, C, P>;
       causal_attention<HeadDim, GroupSize>(
           HeadsView<const T>(query.slice(first, count)), cache.keys(row, uncommitted),
           cache.values(row, uncommitted), part(positions, first, count),

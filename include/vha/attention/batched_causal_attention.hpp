@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <concepts>
 #include <numeric>
 #include <span>
 #include <type_traits>
@@ -76,11 +75,9 @@ auto causal_attention(
 
   Tensor4<Element> out(batch, tokens, heads, value.dimension(3));
   out.setZero();
-  // As in a layer: what is stored in bfloat16 throughout is multiplied in it.
-  constexpr bool all_bfloat16 = std::same_as<Element, bfloat16> &&
-                                std::same_as<std::remove_const_t<typename Key::Scalar>, bfloat16> &&
-                                std::same_as<std::remove_const_t<typename Value::Scalar>, bfloat16>;
-  CausalAttentionWorkspace<std::conditional_t<all_bfloat16, bfloat16, T>> workspace;
+  using Products =
+      ProductsOf<T, typename Query::Scalar, typename Key::Scalar, typename Value::Scalar>;
+  CausalAttentionWorkspace<Products> workspace;
   workspace.executor = executor;
   std::vector<Position> counted(static_cast<std::size_t>(keys));
   std::iota(counted.begin(), counted.end(), Position(0));

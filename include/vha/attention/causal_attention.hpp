@@ -25,7 +25,7 @@ struct CausalAttentionOptions {
 template <Operand T>
 struct CausalAttentionWorkspace {
   Executor executor;
-  std::vector<detail::QueryBlockMemory<T>> threads;
+  std::vector<detail::QueryBlockMemory<T>> thread_memory;
   Buffer<Compute<T>> span_values;
   std::vector<SoftmaxState<Compute<T>>> span_states;
 };
@@ -51,22 +51,23 @@ class CausalAttention {
   CausalAttentionWorkspace<T>& workspace;
 
   void run() const {
+    if (query.tokens == 0) return;
     const Executor executor = workspace.executor.for_work_of(
         query.tokens * query.groups * group_size() * key.tokens * (head_dim() + value.head_dim));
-    if (static_cast<Index>(workspace.threads.size()) < executor.threads()) {
-      workspace.threads.resize(static_cast<std::size_t>(executor.threads()));
+    if (static_cast<Index>(workspace.thread_memory.size()) < executor.threads()) {
+      workspace.thread_memory.resize(static_cast<std::size_t>(executor.threads()));
     }
     if (query.tokens * group_size() <= Block::panel_rows && key.tokens > key_span) {
       return run_spans(executor);
     }
     const Index tokens_per_block = std::max<Index>(1, rows_per_block / group_size());
-    const Index blocks = (query.tokens + tokens_per_block - 1) / tokens_per_block;
+    const Index blocks = pieces(query.tokens, tokens_per_block);
     executor.for_each(blocks * query.groups, [&](Index task, Index thread) {
       // The last queries see the most keys: begun first, they do not end last.
       const Index first = (blocks - 1 - task / query.groups) * tokens_per_block;
       const Index tokens = std::min(query.tokens - first, tokens_per_block);
       run_block(task % query.groups, first, tokens,
-                workspace.threads[static_cast<std::size_t>(thread)]);
+                workspace.thread_memory[static_cast<std::size_t>(thread)]);
     });
   }
 
@@ -114,7 +115,7 @@ class CausalAttention {
   /// A few queries, as in decode: threads share the keys.
   void run_spans(const Executor& executor) const {
     const Index rows = query.tokens * group_size();
-    const Index spans = (key.tokens + key_span - 1) / key_span;
+    const Index spans = pieces(key.tokens, key_span);
     const Index spans_each = std::max<Index>(1, spans_at_once / query.groups);  // of a group
     const Index slots = query.groups * (spans_each + 1);  // one more for what was merged
     const Index slot_values = rows * value.head_dim;
@@ -128,8 +129,8 @@ class CausalAttention {
       const Index count = std::min(spans_each, spans - first);
       executor.for_each(query.groups * count, [&](Index task, Index thread) {
         const Index group = task % query.groups, k = task / query.groups;
-        Block block =
-            load_block(group, 0, query.tokens, workspace.threads[static_cast<std::size_t>(thread)]);
+        Block block = load_block(group, 0, query.tokens,
+                                 workspace.thread_memory[static_cast<std::size_t>(thread)]);
         attend_span(block, group, (first + k) * key_span);
         const auto result = slot(group, first == 0 ? k : k + 1);
         std::copy_n(block.attended().states, rows, result.states);

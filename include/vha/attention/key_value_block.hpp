@@ -14,42 +14,9 @@
 
 namespace vha::detail {
 
-/// Steps [step, step_end) of a block of keys, seen by all of some queries or by some.
-struct VisibleRun {
-  Index step;
-  Index step_end;
-  bool to_all;
-};
-
-/// Lists the runs of keys that any of `queries` sees, from left to right, in steps of `terms` keys.
-inline void list_visible_runs(const CausalMask& mask, std::span<const Position> queries,
-                              std::span<const Position> keys, Visibility of_block, Index terms,
-                              std::vector<VisibleRun>& runs) {
-  runs.clear();
-  const auto count = static_cast<Index>(keys.size());
-  const Index steps = (count + terms - 1) / terms;
-  if (of_block == Visibility::all) return runs.push_back({0, steps, true});
-  const auto range = PositionRange::of(queries);
-  for (Index step = 0; step < steps; ++step) {
-    bool any = false, all = true;
-    for (Index key = step * terms; key < std::min(count, (step + 1) * terms); ++key) {
-      const Position at = keys[static_cast<std::size_t>(key)];
-      const Visibility seen = mask.visibility(range, {at, at});
-      any = any || seen != Visibility::none;
-      all = all && seen == Visibility::all;
-    }
-    if (!any) continue;
-    if (!runs.empty() && runs.back().step_end == step && runs.back().to_all == all) {
-      ++runs.back().step_end;
-    } else {
-      runs.push_back({step, step + 1, all});
-    }
-  }
-}
-
 template <Operand T>
 struct KeyValueMemory {
-  Buffer<Compute<T>> keys, values, value_step, gathered;
+  Buffer<Compute<T>> keys, values, value_step;
 };
 
 /// Rows of A, of which those from the `rows`-th on repeat the last: a tile reads no memory beyond.
@@ -101,6 +68,7 @@ class KeyValueBlock {
   using Element = typename Format::Element;
   static constexpr Index lanes = widest<Compute<T>>;
   static constexpr Index max_keys = 128;
+  static constexpr Index tile_cols = 2 * lanes;  ///< columns of values that a tile takes
 
   template <class K, class V>
   KeyValueBlock(const MatrixView<K>& keys, const MatrixView<V>& values, bool many_rows,
@@ -121,8 +89,7 @@ class KeyValueBlock {
       key_data_ = reinterpret_cast<const std::byte*>(copies);
       key_bytes_ = key_steps * static_cast<Index>(sizeof(Element));
     }
-    constexpr Index tile_cols = 2 * lanes;
-    padded_ = (values.cols + tile_cols - 1) / tile_cols * tile_cols;
+    padded_ = pieces(values.cols, tile_cols) * tile_cols;
     values_in_place_ =
         tile_reads<T, V> && !many_rows && padded_ == values.cols && keys.rows % Format::terms == 0;
     if (values_in_place_) return;

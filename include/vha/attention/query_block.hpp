@@ -10,6 +10,7 @@
 #include <vector>
 #include <vha/attention/key_value_block.hpp>
 #include <vha/attention/query_panel.hpp>
+#include <vha/attention/visible_runs.hpp>
 #include <vha/core/sizes.hpp>
 #include <vha/core/view.hpp>
 #include <vha/ops/mask.hpp>
@@ -39,10 +40,10 @@ struct AttendedRows {
 /// One thread's buffers.
 template <Operand T>
 struct QueryBlockMemory {
-  Buffer<Compute<T>> queries, weights, values, earlier_values;
+  Buffer<Compute<T>> gathered, queries, weights, values, earlier_values;
   std::vector<SoftmaxState<Compute<T>>> states, earlier_states;
   std::vector<VisibleRun> runs;
-  KeyValueMemory<T> keys;
+  KeyValueMemory<T> block;
 };
 
 /// The queries of one K/V head's group for some tokens, a panel at a time, against blocks of keys.
@@ -68,7 +69,7 @@ class QueryBlock {
         mask_(mask),
         scale_(static_cast<Sum>(scale)),
         memory_(memory) {
-    const Index padded = (rows_ + panel_rows - 1) / panel_rows * panel_rows;
+    const Index padded = pieces(rows_, panel_rows) * panel_rows;
     queries_ = reinterpret_cast<Element*>(memory.queries.reserve(padded * Format::steps(head_dim)));
     weights_ = memory.weights.reserve(QueryPanel<T, 2, lanes>::weights_size(key_block));
     values_ = memory.values.reserve(rows_ * value_dim);
@@ -113,8 +114,7 @@ class QueryBlock {
     const auto key_range = PositionRange::of(key_positions);
     const Visibility of_block = mask_.visibility(PositionRange::of(positions_), key_range);
     if (of_block == Visibility::none) return;
-    const bool once = rows_ <= panel_rows;  // the block is read for one panel
-    const KeyValueBlock<T> block(keys, values, !once, memory_.keys);
+    const KeyValueBlock<T> block(keys, values, rows_ > panel_rows, memory_.block);
     static constexpr Index keys_ahead = 64;
     const auto ahead = [&](Index tile, Index tile_keys) {
       return block.ahead(all_keys, all_values, key + tile + keys_ahead, tile_keys,
@@ -156,7 +156,7 @@ class QueryBlock {
   template <class Q>
   Q* gather_room() {
     constexpr Index sums_each = std::max<Index>(1, sizeof(Q) / sizeof(Sum));
-    return reinterpret_cast<Q*>(memory_.keys.gathered.reserve(panel_rows * head_dim_ * sums_each));
+    return reinterpret_cast<Q*>(memory_.gathered.reserve(panel_rows * head_dim_ * sums_each));
   }
 
   Element* query_panel(Index first_row) const {

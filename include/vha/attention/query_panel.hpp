@@ -8,6 +8,7 @@
 #include <span>
 #include <type_traits>
 #include <vha/attention/key_value_block.hpp>
+#include <vha/attention/visible_runs.hpp>
 #include <vha/core/view.hpp>
 #include <vha/ops/mask.hpp>
 #include <vha/ops/register_tile.hpp>
@@ -20,7 +21,7 @@ template <Operand T>
 struct QueryRows {
   using Sum = Compute<T>;
   /// Rows that a register tile holds, of two packets each.
-  static constexpr Index tile_rows = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 8 : 4;
+  static constexpr Index tile_rows = many_registers ? 8 : 4;
 
   const typename LaneFormat<T>::Element* queries;  ///< packed `[steps of head_dim, panel's width]`
   SoftmaxState<Sum>* states;                       ///< `[panel's width]`
@@ -95,16 +96,16 @@ class QueryPanel {
   template <class AheadOf>
   void compute_logits(Index begin, Index end, const KeyValueBlock<T>& block, const AheadOf& ahead) {
     // As many sums as there are registers for hide the latency of an addition.
-    constexpr Index key_rows = 2 * value_rows / Packets;
+    constexpr Index tile_keys = 2 * value_rows / Packets;
     const Index steps = Format::steps(rows_.head_dim);
-    for (Index key = begin; key < end; key += key_rows) {
-      const Index keys = std::min(key_rows, end - key);
+    for (Index key = begin; key < end; key += tile_keys) {
+      const Index keys = std::min(tile_keys, end - key);
       const auto multiply_by = [&](const auto& columns) {
-        multiply_tile<T, key_rows, Packets, N>(steps, block.key_rows(key, keys), columns,
-                                               weights_ + key * width, width, keys, width,
-                                               SumInto::replace);
+        multiply_tile<T, tile_keys, Packets, N>(steps, block.key_rows(key, keys), columns,
+                                                weights_ + key * width, width, keys, width,
+                                                SumInto::replace);
       };
-      if (const auto next = ahead(key, key_rows); next.worth_it) {
+      if (const auto next = ahead(key, tile_keys); next.worth_it) {
         multiply_by(FetchingColumns<T, N, width, decltype(next)>{rows_.queries, next});
       } else {
         using Width = std::integral_constant<Index, width>;
@@ -199,7 +200,7 @@ class QueryPanel {
                           const Columns& columns_from) {
     using One = std::integral_constant<Index, sizeof(Element)>;
     using Step = std::integral_constant<Index, sizeof(Element) * width>;
-    constexpr Index cols = 2 * lanes;
+    constexpr Index cols = KeyValueBlock<T>::tile_cols;
     for (Index col = 0; col < rows_.value_dim; col += cols) {
       for (Index r = 0; r < count; r += value_rows) {
         const TileRows<Element, One, Step> weights{

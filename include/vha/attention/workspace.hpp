@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <concepts>
+#include <cstddef>
 #include <optional>
 #include <vector>
 #include <vha/attention/batch_tokens.hpp>
 #include <vha/attention/causal_attention.hpp>
 #include <vha/attention/kv_cache.hpp>
+#include <vha/core/config.hpp>
 #include <vha/core/executor.hpp>
+#include <vha/core/sizes.hpp>
 #include <vha/core/view.hpp>
 #include <vha/ops/matrix_product.hpp>
 
@@ -21,7 +24,22 @@ template <Operand P>
 struct OperandWorkspace {
   ProductWorkspace<P> product;
   CausalAttentionWorkspace<P> core;
-  std::optional<KvCache<P>> kv_cache;  // of a forward that was given none
+
+  /// An empty cache for a forward that was given none.
+  KvCache<P>& own_cache(const AttentionConfig& config, Index batch, Index tokens) {
+    batch = std::max<Index>(batch, 1);
+    tokens = std::max<Index>(tokens, 1);
+    if (!kv_cache_ || kv_cache_->batch() != batch || kv_cache_->capacity() < tokens ||
+        kv_cache_->shape().kv_heads != config.kv_heads ||
+        kv_cache_->shape().head_dim != config.head_dim) {
+      kv_cache_.emplace(config, batch, tokens);
+    }
+    kv_cache_->reset();
+    return *kv_cache_;
+  }
+
+ private:
+  std::optional<KvCache<P>> kv_cache_;
 };
 
 }  // namespace detail
@@ -57,11 +75,11 @@ struct AttentionWorkspace {
     if (thread_scratch.size() < threads) thread_scratch.resize(threads);
   }
 
-  /// Calls `body(first, count, scratch)` for slices of `tokens` tokens, on all threads.
+  /// Calls `body(first, count, scratch)` for slices of `token_count` tokens, on all threads.
   template <class Body>
   void for_each_slice(Index token_count, Body&& body) {
     static constexpr Index slice = 16;
-    executor.for_each((token_count + slice - 1) / slice, [&](Index task, Index thread) {
+    executor.for_each(pieces(token_count, slice), [&](Index task, Index thread) {
       const Index first = task * slice;
       body(first, std::min(slice, token_count - first),
            thread_scratch[static_cast<std::size_t>(thread)]);

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>
+#include <utility>
 #include <vha/core/scalar.hpp>
 
 namespace vha {
@@ -55,22 +56,27 @@ class Executor {
     return multiply_adds < worth_waking ? Executor() : *this;
   }
 
-  /// Calls `body(task, lane)` for each task in [0, tasks), once all are done returns. `lane`, in
+  /// Calls `body(task, thread)` for each task in [0, tasks), once all are done returns. `thread`, in
   /// [0, threads()), is one thread's at a time, for memory that each needs for itself. Tasks are
   /// taken in their order. Throws what the first of the failing
   /// tasks throws, after the others have ended. On a thread of the
   /// pool itself all is done there, since waiting for the pool could then last for ever.
   template <class Body>
   void for_each(Index tasks, Body&& body) const {
-    const Index lanes = std::min(threads_, tasks);
-    if (lanes <= 1 || is_pool_thread_(device_)) {
+    const Index runners = std::min(threads_, tasks);
+    if (runners <= 1 || is_pool_thread_(device_)) {
       for (Index task = 0; task < tasks; ++task) body(task, Index(0));
       return;
     }
-    Run<std::remove_reference_t<Body>> run(body, tasks, lanes - 1);
-    // Two words, which std::function holds without an allocation.
-    for (Index lane = 1; lane < lanes; ++lane) {
-      schedule_(device_, [at = &run, lane] { at->help(lane); });
+    Run<std::remove_reference_t<Body>> run(body, tasks, runners - 1);
+    for (Index thread = 1; thread < runners; ++thread) {
+      try {
+        // Two words, which std::function holds without an allocation.
+        schedule_(device_, [at = &run, thread] { at->help(thread); });
+      } catch (...) {  // the others do its tasks
+        run.do_without(runners - thread);
+        break;
+      }
     }
     run.work(0);
     run.wait();
@@ -82,10 +88,10 @@ class Executor {
    public:
     Run(Body& body, Index tasks, Index helpers) : body_(body), tasks_(tasks), helpers_(helpers) {}
 
-    void work(Index lane) {
+    void work(Index thread) {
       Index task = 0;
       try {
-        for (task = next_++; task < tasks_; task = next_++) body_(task, lane);
+        for (task = next_++; task < tasks_; task = next_++) body_(task, thread);
       } catch (...) {
         next_ = tasks_;
         const std::scoped_lock lock(mutex_);
@@ -94,10 +100,14 @@ class Executor {
         failed_task_ = task;
       }
     }
-    void help(Index lane) {
-      work(lane);
+    void help(Index thread) {
+      work(thread);
       const std::scoped_lock lock(mutex_);  // held to the end: the waiting thread destroys this
       if (--helpers_ == 0) ended_.notify_one();
+    }
+    void do_without(Index helpers) {
+      const std::scoped_lock lock(mutex_);
+      helpers_ -= helpers;
     }
     void wait() {
       std::unique_lock lock(mutex_);

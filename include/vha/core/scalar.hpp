@@ -24,8 +24,8 @@ concept StorageScalar = std::same_as<T, double> || std::same_as<T, float> ||
 template <class T>
 concept ComputeScalar = std::same_as<T, double> || std::same_as<T, float>;
 
-/// The scalar in which values stored as `T` are multiplied and summed: double for double, float
-/// for float, bfloat16 and half.
+/// The scalar in which what is made of values stored as `T` is summed: double for double, float for
+/// float, bfloat16 and half.
 template <StorageScalar T>
 using Compute = std::conditional_t<std::same_as<T, double>, double, float>;
 

@@ -10,6 +10,11 @@
 
 namespace vha {
 
+/// How many pieces of `piece` hold `size`.
+constexpr Index pieces(Index size, Index piece) {
+  return (size + piece - 1) / piece;
+}
+
 /// The product of `sizes`. Throws Error naming `argument` where one is negative or the product does
 /// not fit an Index.
 inline Index checked_product(std::string_view argument, std::initializer_list<Index> sizes) {

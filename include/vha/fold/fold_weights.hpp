@@ -33,6 +33,12 @@ void store_rounded(std::string_view name, const double* products, Index count, T
         text(products[k], " at ", shape_text(row, col + k)));
 }
 
+/// One thread's buffers.
+struct FoldMemory {
+  Buffer<double> wide, products;
+  ProductWorkspace<double> product;
+};
+
 }  // namespace detail
 
 /// The fold of Premix into rows of the query projection `[rows, H' * physical_head_dim]`:
@@ -52,13 +58,9 @@ RowMajorMatrix<To> folded_query(std::string_view name, const Weight<S>& query,
   // A block of rows [rows, H' * physical_head_dim] is at the same time [rows * H',
   // physical_head_dim], so that one product with P_g folds all its heads.
   static constexpr Index row_block = 64;
-  struct Memory {
-    Buffer<double> wide, products;
-    ProductWorkspace<double> product;
-  };
-  std::vector<Memory> threads(static_cast<std::size_t>(executor.threads()));
-  executor.for_each((query.rows() + row_block - 1) / row_block, [&](Index task, Index thread) {
-    auto& memory = threads[static_cast<std::size_t>(thread)];
+  std::vector<detail::FoldMemory> thread_memory(static_cast<std::size_t>(executor.threads()));
+  executor.for_each(pieces(query.rows(), row_block), [&](Index task, Index thread) {
+    auto& memory = thread_memory[static_cast<std::size_t>(thread)];
     const Index row = task * row_block;
     const Index rows = std::min(row_block, query.rows() - row);
     double* const wide = memory.wide.reserve(rows * query.cols());
@@ -94,13 +96,9 @@ RowMajorMatrix<To> folded_output(std::string_view name, const Weight<S>& output,
   // Row c of every head's block, one under the other, is a matrix [heads, hidden] that Mᵀ
   // multiplies.
   const auto mixing_transposed = row_major_view(mixing.data(), heads, heads, heads).transposed();
-  struct Memory {
-    Buffer<double> products;
-    ProductWorkspace<double> product;
-  };
-  std::vector<Memory> threads(static_cast<std::size_t>(executor.threads()));
+  std::vector<detail::FoldMemory> thread_memory(static_cast<std::size_t>(executor.threads()));
   executor.for_each(head_dim, [&](Index channel, Index thread) {
-    auto& memory = threads[static_cast<std::size_t>(thread)];
+    auto& memory = thread_memory[static_cast<std::size_t>(thread)];
     double* const products = memory.products.reserve(heads * output.cols());
     const MatrixView<S> rows{output.view().address(channel, 0), heads, output.cols(),
                              head_dim * output.view().row_stride, output.view().col_stride};

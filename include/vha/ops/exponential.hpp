@@ -24,7 +24,7 @@ inline constexpr T least_exponent = std::same_as<T, float> ? T(-86) : T(-706);
 
 /// e^x for x ≤ 0 (and a little above, as rounding leaves it), lane by lane: within 2 units in the last
 /// place, exactly 1 for 0, and exactly 0 below `least_exponent`. NaN stays NaN. The same in a packet
-/// of any width. In float by the reduction and the polynomial of Cephes' expf.
+/// of any width; one scalar alone is std::exp's. In float by the reduction and the polynomial of Cephes' expf.
 template <ComputeScalar T, Index N>
 typename PacketOf<T, N>::type exp_nonpositive(const typename PacketOf<T, N>::type& x) {
   using Packet = typename PacketOf<T, N>::type;

@@ -8,7 +8,8 @@
 #include <cstdint>
 #include <type_traits>
 #include <vha/core/scalar.hpp>
-#ifdef __AVX512BF16__
+#include <vha/core/sizes.hpp>
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
 #include <immintrin.h>
 #endif
 
@@ -18,17 +19,26 @@ namespace vha {
 template <class T>
 concept Operand = ComputeScalar<T> || std::same_as<T, bfloat16>;
 
+/// What operands stored as `S...` are multiplied in where the rest is done in `T`: bfloat16 if all of
+/// them are, as models in bfloat16 are served; else nothing is rounded.
+template <ComputeScalar T, class... S>
+using ProductsOf =
+    std::conditional_t<(std::same_as<std::remove_const_t<S>, bfloat16> && ...), bfloat16, T>;
+
 namespace detail {
 
 /// A hint for __builtin_prefetch. The first level has few slots for lines on their way: asking for
 /// lines there holds the processor up.
 inline constexpr int to_second_level = 2;
 
+/// 32 vector registers rather than 16: larger tiles.
+inline constexpr bool many_registers = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32;
+
 /// How many lanes Eigen's widest packet has.
 template <ComputeScalar T>
 inline constexpr Index widest = Eigen::internal::packet_traits<T>::size;
 
-#ifdef __AVX512BF16__
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
 inline constexpr bool has_bfloat16_dot = widest<float> == 16;
 #else
 inline constexpr bool has_bfloat16_dot = false;
@@ -48,7 +58,7 @@ struct LaneFormat {
   using Element = std::conditional_t<pairs, BFloat16Pair, Sum>;
   static constexpr Index terms = pairs ? 2 : 1;
   /// Elements that hold `depth` terms, the last one filled up with a zero.
-  static constexpr Index steps(Index depth) { return (depth + terms - 1) / terms; }
+  static constexpr Index steps(Index depth) { return pieces(depth, terms); }
 
   /// One term, rounded to `T`.
   template <StorageScalar S>
@@ -81,7 +91,7 @@ struct Lanes {
   }
 };
 
-#ifdef __AVX512BF16__
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
 inline int as_int(BFloat16Pair pair) {
   return static_cast<int>(pair.bits);
 }
@@ -111,7 +121,7 @@ struct Lanes<bfloat16, 16> {
     return _mm512_permutexvar_epi16(one_by_one, both);
   }
   static Packet step(BFloat16Pair a, const Elements& b, const Packet& sum) {
-    return _mm512_dpbf16_ps(sum, std::bit_cast<__m512bh>(_mm512_set1_epi32(as_int(a))),
+    return _mm512_dpbf16_ps(sum, std::bit_cast<__m512bh>(_mm512_set1_epi32(std::bit_cast<int>(a))),
                             std::bit_cast<__m512bh>(b));
   }
 };
@@ -129,7 +139,7 @@ struct Lanes<bfloat16, 8> {
     return _mm256_permutexvar_epi16(one_by_one, both);
   }
   static Packet step(BFloat16Pair a, const Elements& b, const Packet& sum) {
-    return _mm256_dpbf16_ps(sum, std::bit_cast<__m256bh>(_mm256_set1_epi32(as_int(a))),
+    return _mm256_dpbf16_ps(sum, std::bit_cast<__m256bh>(_mm256_set1_epi32(std::bit_cast<int>(a))),
                             std::bit_cast<__m256bh>(b));
   }
 };
@@ -145,7 +155,7 @@ struct Lanes<bfloat16, 4> {
     return _mm_unpacklo_epi16(both, _mm_unpackhi_epi64(both, both));
   }
   static Packet step(BFloat16Pair a, const Elements& b, const Packet& sum) {
-    return _mm_dpbf16_ps(sum, std::bit_cast<__m128bh>(_mm_set1_epi32(as_int(a))),
+    return _mm_dpbf16_ps(sum, std::bit_cast<__m128bh>(_mm_set1_epi32(std::bit_cast<int>(a))),
                          std::bit_cast<__m128bh>(b));
   }
 };

@@ -4,8 +4,8 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <type_traits>
-#include <vector>
 #include <vha/core/executor.hpp>
+#include <vha/core/sizes.hpp>
 #include <vha/core/view.hpp>
 #include <vha/ops/panels.hpp>
 #include <vha/ops/register_tile.hpp>
@@ -37,7 +37,7 @@ struct ProductTile {
   static constexpr Index packets = 2;
   static constexpr Index cols = packets * lanes;
   // One register for A and two for B are needed beside the sums.
-  static constexpr Index rows = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 14 : 6;
+  static constexpr Index rows = many_registers ? 14 : 6;
 
   // A panel of A stays in the first-level cache, `group_cols` of B in the second.
   static constexpr Index step_block = 2048 / static_cast<Index>(sizeof(Element));
@@ -73,7 +73,6 @@ void multiply_block(const MatrixView<A>& a, const MatrixView<B>& b, Compute<T>* 
   const Index steps = LaneFormat<T>::steps(a.cols);
   auto* const a_panels = Tile::panels(workspace.a_panels, Tile::row_block);
   auto* const b_panels = Tile::panels(workspace.b_panels, Tile::col_block);
-  const auto pieces = [](Index size, Index piece) { return (size + piece - 1) / piece; };
   const Index a_count = pieces(a.rows, Tile::rows);
   // Bands of B, a few rows or a few columns, whichever are contiguous: pages are read to their end.
   const bool by_columns = b.row_stride == 1;
@@ -133,11 +132,11 @@ void multiply_few_rows(const MatrixView<A>& a, const MatrixView<B>& b, Index col
   // Tiles of two rows and many columns: a long run of each row of B is read at a time, and
   // `depth_at_once` such runs stay in the first-level cache for the next two rows of A.
   static constexpr Index rows = 2;
-  static constexpr Index packets = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >= 32 ? 8 : 4;
+  static constexpr Index packets = many_registers ? 8 : 4;
   static constexpr Index depth_at_once = 16;
   const Executor executor = workspace.executor.for_work_of(a.rows * a.cols * cols);
   const Index tasks = std::min(executor.threads(), cols / Tile::cols);
-  const Index task_cols = (cols / Tile::cols + tasks - 1) / tasks * Tile::cols;
+  const Index task_cols = pieces(cols / Tile::cols, tasks) * Tile::cols;
   auto* const a_panels = Tile::panels(workspace.a_panels, Tile::row_block);
   Compute<T>* const block_sums = workspace.b_panels.reserve(a.rows * cols);
   for (Index k = 0; k < a.cols; k += Tile::depth_block) {
@@ -152,23 +151,22 @@ void multiply_few_rows(const MatrixView<A>& a, const MatrixView<B>& b, Index col
     const Index stride = k == 0 ? c_stride : cols;
     executor.for_each(tasks, [&](Index task, Index) {
       const Index end = std::min(cols, (task + 1) * task_cols);
-      for (Index part = 0; part < depth; part += depth_at_once) {
-        const Index steps = Format::steps(std::min(depth - part, depth_at_once));
-        const bool goes_on = part > 0 || (k == 0 && accumulate);
+      for (Index at = 0; at < depth; at += depth_at_once) {
+        const Index steps = Format::steps(std::min(depth - at, depth_at_once));
+        const bool goes_on = at > 0 || (k == 0 && accumulate);
         Index col = task * task_cols;
         const auto tiles = [&](auto tile_packets) {
           constexpr Index width = tile_packets() * Tile::lanes;
           for (; col + width <= end; col += width) {
-            const bool more = k + part + 2 * depth_at_once <= a.cols;
+            const bool more = k + at + 2 * depth_at_once <= a.cols;
             const Index row_bytes = b.row_stride * Index(sizeof(B));
-            const StoredColumns<T, B> columns{b.address(k + part, col), row_bytes,
+            const StoredColumns<T, B> columns{b.address(k + at, col), row_bytes,
                                               more ? depth_at_once * row_bytes : 0};
             for (Index row = 0; row < a.rows; row += rows) {
               const Index count = std::min(a.rows - row, rows);
               multiply_tile<T, rows, tile_packets(), Tile::lanes>(
                   steps,
-                  packed_rows<rows>(a_panels + row / rows * panel_size +
-                                    part / Format::terms * rows),
+                  packed_rows<rows>(a_panels + row / rows * panel_size + at / Format::terms * rows),
                   columns, target + row * stride + col, stride, count, width,
                   goes_on ? SumInto::go_on : SumInto::replace);
             }
