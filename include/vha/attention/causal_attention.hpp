@@ -54,13 +54,21 @@ class CausalAttention {
     if (query.tokens == 0) return;
     const Executor executor = workspace.executor.for_work_of(
         query.tokens * query.groups * group_size() * key.tokens * (head_dim() + value.head_dim));
-    if (static_cast<Index>(workspace.thread_memory.size()) < executor.threads()) {
-      workspace.thread_memory.resize(static_cast<std::size_t>(executor.threads()));
+    const Index tokens_per_block = std::max<Index>(1, rows_per_block / group_size());
+    const Index block_rows = std::min(query.tokens, tokens_per_block) * group_size();
+    // Room for all threads and for spans of keys, needed or not: a decode step that is the first to
+    // need them allocates nothing.
+    const auto threads = static_cast<std::size_t>(workspace.executor.threads());
+    if (workspace.thread_memory.size() < threads) workspace.thread_memory.resize(threads);
+    for (auto& memory : workspace.thread_memory) {
+      memory.reserve(block_rows, head_dim(), value.head_dim);
     }
+    const Index slot_rows = query.groups * (group_spans() + 1) * Block::panel_rows;
+    workspace.span_values.reserve(slot_rows * value.head_dim);
+    workspace.span_states.resize(static_cast<std::size_t>(slot_rows));
     if (query.tokens * group_size() <= Block::panel_rows && key.tokens > key_span) {
       return run_spans(executor);
     }
-    const Index tokens_per_block = std::max<Index>(1, rows_per_block / group_size());
     const Index blocks = pieces(query.tokens, tokens_per_block);
     executor.for_each(blocks * query.groups, [&](Index task, Index thread) {
       // The last queries see the most keys: begun first, they do not end last.
@@ -74,10 +82,13 @@ class CausalAttention {
  private:
   static constexpr Index key_span = 1024;
   static constexpr Index rows_per_block = 256;
-  static constexpr Index spans_at_once = 64;
+  static constexpr Index spans_at_once = 32;
 
   Index head_dim() const { return HeadDim == Eigen::Dynamic ? query.head_dim : HeadDim; }
   Index group_size() const { return GroupSize == Eigen::Dynamic ? query.group_size : GroupSize; }
+
+  /// Spans of a group that are seen before they are merged.
+  Index group_spans() const { return std::max<Index>(1, spans_at_once / query.groups); }
 
   Block load_block(Index group, Index first, Index tokens, QueryBlockMemory<T>& memory) const {
     Block block(part(query_positions, first, tokens), group_size(), head_dim(), value.head_dim,
@@ -100,9 +111,8 @@ class CausalAttention {
     attend_span(block, group, 0);
     if (key.tokens <= key_span) return store(block.attended(), group, first, tokens);
     const Index values = block.rows() * value.head_dim;
-    AttendedRows<Sum> earlier{nullptr, memory.earlier_values.reserve(values)};
-    memory.earlier_states.assign(memory.states.begin(), memory.states.end());
-    earlier.states = memory.earlier_states.data();
+    memory.earlier_states = memory.states;
+    const AttendedRows<Sum> earlier{memory.earlier_states.data(), memory.earlier_values.data()};
     std::copy_n(block.attended().values, values, earlier.values);
     for (Index span = key_span; span < key.tokens; span += key_span) {
       block.forget();
@@ -115,12 +125,10 @@ class CausalAttention {
   /// A few queries, as in decode: threads share the keys.
   void run_spans(const Executor& executor) const {
     const Index rows = query.tokens * group_size();
+    const Index spans_each = group_spans();
     const Index spans = pieces(key.tokens, key_span);
-    const Index spans_each = std::max<Index>(1, spans_at_once / query.groups);  // of a group
-    const Index slots = query.groups * (spans_each + 1);  // one more for what was merged
     const Index slot_values = rows * value.head_dim;
-    Sum* const values = workspace.span_values.reserve(slots * slot_values);
-    workspace.span_states.resize(static_cast<std::size_t>(slots * rows));
+    Sum* const values = workspace.span_values.data();
     const auto slot = [&](Index group, Index k) {
       const Index at = group * (spans_each + 1) + k;
       return AttendedRows<Sum>{workspace.span_states.data() + at * rows, values + at * slot_values};

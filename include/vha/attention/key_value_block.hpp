@@ -14,9 +14,21 @@
 
 namespace vha::detail {
 
+/// The buffers of a block.
 template <Operand T>
 struct KeyValueMemory {
+  static constexpr Index max_keys = 128;
+  static constexpr Index tile_cols = 2 * widest<Compute<T>>;  ///< of values
+
   Buffer<Compute<T>> keys, values, value_step;
+
+  /// Makes room for any block, so that none allocates that must copy while the first did not.
+  void reserve(Index head_dim, Index value_dim) {
+    const Index padded = pieces(value_dim, tile_cols) * tile_cols;
+    keys.reserve(max_keys * LaneFormat<T>::steps(head_dim));
+    values.reserve(LaneFormat<T>::steps(max_keys) * padded);
+    value_step.reserve(padded);
+  }
 };
 
 /// Rows of A, of which those from the `rows`-th on repeat the last: a tile reads no memory beyond.
@@ -67,19 +79,24 @@ class KeyValueBlock {
   using Format = LaneFormat<T>;
   using Element = typename Format::Element;
   static constexpr Index lanes = widest<Compute<T>>;
-  static constexpr Index max_keys = 128;
-  static constexpr Index tile_cols = 2 * lanes;  ///< columns of values that a tile takes
+  static constexpr Index max_keys = KeyValueMemory<T>::max_keys;
+  static constexpr Index tile_cols = KeyValueMemory<T>::tile_cols;
 
   template <class K, class V>
   KeyValueBlock(const MatrixView<K>& keys, const MatrixView<V>& values, bool many_rows,
                 KeyValueMemory<T>& memory)
-      : keys_(keys.rows), many_rows_(many_rows), memory_(memory) {
+      : keys_(keys.rows), many_rows_(many_rows) {
     const Index key_steps = Format::steps(keys.cols);
+    padded_ = pieces(values.cols, tile_cols) * tile_cols;
+    memory.reserve(keys.cols, values.cols);
+    const auto elements = [](auto& buffer) { return reinterpret_cast<Element*>(buffer.data()); };
+    Element* const copies = elements(memory.keys);
+    packed_values_ = elements(memory.values);
+    value_step_ = elements(memory.value_step);
     if (is_stored_as_elements<T, K> && keys.cols % Format::terms == 0) {
       key_data_ = keys.data;
       key_bytes_ = keys.row_stride * static_cast<Index>(sizeof(K));
     } else {
-      Element* const copies = elements(memory.keys, max_keys * key_steps);
       for (Index key = 0; key < keys.rows; ++key) {
         Element* const copy = copies + key * key_steps;
         const Index whole = keys.cols / Format::terms;
@@ -89,11 +106,9 @@ class KeyValueBlock {
       key_data_ = reinterpret_cast<const std::byte*>(copies);
       key_bytes_ = key_steps * static_cast<Index>(sizeof(Element));
     }
-    padded_ = pieces(values.cols, tile_cols) * tile_cols;
     values_in_place_ =
         tile_reads<T, V> && !many_rows && padded_ == values.cols && keys.rows % Format::terms == 0;
     if (values_in_place_) return;
-    packed_values_ = elements(memory.values, Format::steps(max_keys) * padded_);
     for (Index step = 0; step < Format::steps(keys.rows); ++step) {
       const unsigned all = (1U << Format::terms) - 1;
       pack_value_step(values, step, all, packed_values_ + step * padded_);
@@ -147,16 +162,11 @@ class KeyValueBlock {
   /// A copy of one step of the values, zeros in place of the terms that are not in `which`, a bit each.
   template <class V>
   const Element* value_step(const MatrixView<V>& values, Index step, unsigned which) const {
-    Element* const copy = elements(memory_.value_step, padded_);
-    pack_value_step(values, step, which, copy);
-    return copy;
+    pack_value_step(values, step, which, value_step_);
+    return value_step_;
   }
 
  private:
-  static Element* elements(Buffer<Compute<T>>& buffer, Index count) {
-    return reinterpret_cast<Element*>(buffer.reserve(count));
-  }
-
   template <class V>
   void pack_value_step(const MatrixView<V>& values, Index step, unsigned which,
                        Element* target) const {
@@ -181,12 +191,12 @@ class KeyValueBlock {
 
   Index keys_;
   bool many_rows_;
-  KeyValueMemory<T>& memory_;
   const std::byte* key_data_;
   Index key_bytes_;
   Index padded_;
   bool values_in_place_;
-  Element* packed_values_ = nullptr;
+  Element* packed_values_;
+  Element* value_step_;
 };
 
 }  // namespace vha::detail

@@ -40,10 +40,28 @@ struct AttendedRows {
 /// One thread's buffers.
 template <Operand T>
 struct QueryBlockMemory {
+  static constexpr Index panel_rows = 2 * widest<Compute<T>>;
+
   Buffer<Compute<T>> gathered, queries, weights, values, earlier_values;
   std::vector<SoftmaxState<Compute<T>>> states, earlier_states;
   std::vector<VisibleRun> runs;
   KeyValueMemory<T> block;
+
+  /// Makes room for `rows` rows of queries, of whatever scalar, and for any block of keys.
+  void reserve(Index rows, Index head_dim, Index value_dim) {
+    using Panel = QueryPanel<T, 2, widest<Compute<T>>>;
+    constexpr Index keys = KeyValueBlock<T>::max_keys;
+    const Index padded = pieces(rows, panel_rows) * panel_rows;
+    gathered.reserve(panel_rows * head_dim * Index(sizeof(double) / sizeof(Compute<T>)));
+    queries.reserve(padded * LaneFormat<T>::steps(head_dim));
+    weights.reserve(Panel::weights_size(keys));
+    values.reserve(rows * value_dim);
+    earlier_values.reserve(rows * value_dim);
+    states.reserve(static_cast<std::size_t>(padded));
+    earlier_states.reserve(static_cast<std::size_t>(padded));
+    runs.reserve(static_cast<std::size_t>(keys));
+    block.reserve(head_dim, value_dim);
+  }
 };
 
 /// The queries of one K/V head's group for some tokens, a panel at a time, against blocks of keys.
@@ -56,9 +74,10 @@ class QueryBlock {
   using Memory = QueryBlockMemory<T>;
 
   static constexpr Index lanes = widest<Sum>;
-  static constexpr Index panel_rows = 2 * lanes;
+  static constexpr Index panel_rows = Memory::panel_rows;
   static constexpr Index key_block = KeyValueBlock<T>::max_keys;
 
+  /// Precondition: `memory` has room for the rows.
   QueryBlock(std::span<const Position> positions, Index group_size, Index head_dim, Index value_dim,
              const CausalMask& mask, double scale, Memory& memory)
       : positions_(positions),
@@ -70,9 +89,6 @@ class QueryBlock {
         scale_(static_cast<Sum>(scale)),
         memory_(memory) {
     const Index padded = pieces(rows_, panel_rows) * panel_rows;
-    queries_ = reinterpret_cast<Element*>(memory.queries.reserve(padded * Format::steps(head_dim)));
-    weights_ = memory.weights.reserve(QueryPanel<T, 2, lanes>::weights_size(key_block));
-    values_ = memory.values.reserve(rows_ * value_dim);
     memory.states.resize(static_cast<std::size_t>(padded));
     forget();
   }
@@ -80,7 +96,7 @@ class QueryBlock {
   /// Precondition: as many tokens as positions.
   template <class Q>
   void load_queries(const HeadsView<const Q>& query, Index group) {
-    Q* const gathered = gather_room<Q>();
+    auto* const gathered = reinterpret_cast<Q*>(memory_.gathered.data());
     for (Index first = 0; first < rows_; first += panel_rows) {
       const Index count = std::min(panel_rows, rows_ - first);
       for (Index row = 0; row < count; ++row) {
@@ -98,10 +114,10 @@ class QueryBlock {
 
   /// Forgets what was seen.
   void forget() {
-    std::fill_n(values_, rows_ * value_dim_, Sum(0));
+    std::fill_n(memory_.values.data(), rows_ * value_dim_, Sum(0));
     std::fill(memory_.states.begin(), memory_.states.end(), SoftmaxState<Sum>{});
   }
-  AttendedRows<Sum> attended() const { return {memory_.states.data(), values_}; }
+  AttendedRows<Sum> attended() const { return {memory_.states.data(), memory_.values.data()}; }
   Index rows() const { return rows_; }
 
   /// Sees `count` keys from `key` on, `key_block` of them at most.
@@ -130,7 +146,7 @@ class QueryBlock {
       list_visible_runs(mask_, tokens, key_positions, of_panel, Format::terms, memory_.runs);
       if (memory_.runs.empty()) continue;
       with_panel(rows, [&](auto packets, auto lanes_each) {
-        QueryPanel<T, packets(), lanes_each()>(rows_from(first, rows), weights_)
+        QueryPanel<T, packets(), lanes_each()>(rows_from(first, rows), memory_.weights.data())
             .attend(block, values, key_positions, memory_.runs, ahead);
       });
     }
@@ -153,20 +169,15 @@ class QueryBlock {
     body(one, std::integral_constant<Index, lanes>{});
   }
 
-  template <class Q>
-  Q* gather_room() {
-    constexpr Index sums_each = std::max<Index>(1, sizeof(Q) / sizeof(Sum));
-    return reinterpret_cast<Q*>(memory_.gathered.reserve(panel_rows * head_dim_ * sums_each));
-  }
-
   Element* query_panel(Index first_row) const {
-    return queries_ + first_row * Format::steps(head_dim_);
+    return reinterpret_cast<Element*>(memory_.queries.data()) +
+           first_row * Format::steps(head_dim_);
   }
 
   QueryRows<T> rows_from(Index first, Index count) const {
     return {.queries = query_panel(first),
             .states = memory_.states.data() + first,
-            .values = values_ + first * value_dim_,
+            .values = memory_.values.data() + first * value_dim_,
             .count = count,
             .first_member = first % group_size_,
             .group_size = group_size_,
@@ -191,9 +202,6 @@ class QueryBlock {
   CausalMask mask_;
   Sum scale_;
   Memory& memory_;
-  Element* queries_;
-  Sum* weights_;
-  Sum* values_;
 };
 
 }  // namespace vha::detail

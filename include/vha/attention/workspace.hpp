@@ -84,6 +84,10 @@ struct AttentionWorkspace {
       body(first, std::min(slice, token_count - first),
            thread_scratch[static_cast<std::size_t>(thread)]);
     });
+    // Which thread took part is chance; that another does next time must not make it allocate.
+    Index largest = 0;
+    for (const auto& scratch : thread_scratch) largest = std::max(largest, scratch.size());
+    for (auto& scratch : thread_scratch) scratch.reserve(largest);
   }
 
  private:

@@ -153,8 +153,10 @@ class Buffer {
       storage_.resize(0);  // else Eigen keeps a freed address where the allocation throws
       storage_.resize(size);
     }
-    return storage_.data();
+    return data();
   }
+  T* data() { return storage_.data(); }
+  Index size() const { return storage_.size(); }
 
  private:
   Eigen::Matrix<T, Eigen::Dynamic, 1> storage_;
