@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -31,16 +32,14 @@ struct KeyValueMemory {
   }
 };
 
-/// Rows of A, of which those from the `rows`-th on repeat the last: a tile reads no memory beyond.
-template <class Element>
-struct ClampedRows {
-  const std::byte* data;
-  Index row_bytes;
-  Index last;
+/// Rows of A at addresses of their own, which a register each holds.
+template <class E, Index Rows>
+struct AddressedRows {
+  std::array<const std::byte*, static_cast<std::size_t>(Rows)> rows;
 
-  Element operator()(Index row, Index step) const {
-    Element element;
-    std::memcpy(&element, data + std::min(row, last) * row_bytes + step * Index(sizeof(Element)),
+  E operator()(Index row, Index step) const {
+    E element;
+    std::memcpy(&element, rows[static_cast<std::size_t>(row)] + step * Index(sizeof(E)),
                 sizeof element);
     return element;
   }
@@ -138,8 +137,16 @@ class KeyValueBlock {
     return {keys.address(key, 0), values.address(key, 0), bytes(keys), bytes(values), true};
   }
 
-  ClampedRows<Element> key_rows(Index key, Index count) const {
-    return {key_data_ + key * key_bytes_, key_bytes_, count - 1};
+  /// Keys [key, key + count) as a tile's rows; the rows beyond repeat the last, so that the tile reads
+  /// no memory beyond.
+  template <Index Rows>
+  AddressedRows<Element, Rows> key_rows(Index key, Index count) const {
+    AddressedRows<Element, Rows> result;
+    for (Index row = 0; row < Rows; ++row) {
+      result.rows[static_cast<std::size_t>(row)] =
+          key_data_ + (key + std::min(row, count - 1)) * key_bytes_;
+    }
+    return result;
   }
 
   /// Calls `body` with a function that gives the columns of the values from one on, the rows counted

@@ -95,15 +95,14 @@ class QueryPanel {
   /// Writes the logits of keys [begin, end) to `weights_`, `[keys, width]`.
   template <class AheadOf>
   void compute_logits(Index begin, Index end, const KeyValueBlock<T>& block, const AheadOf& ahead) {
-    // As many sums as there are registers for hide the latency of an addition.
-    constexpr Index tile_keys = 2 * value_rows / Packets;
+    constexpr Index tile_keys = QueryRows<T>::tile_rows;
     const Index steps = Format::steps(rows_.head_dim);
     for (Index key = begin; key < end; key += tile_keys) {
       const Index keys = std::min(tile_keys, end - key);
       const auto multiply_by = [&](const auto& columns) {
-        multiply_tile<T, tile_keys, Packets, N>(steps, block.key_rows(key, keys), columns,
-                                                weights_ + key * width, width, keys, width,
-                                                SumInto::replace);
+        multiply_tile<T, tile_keys, Packets, N>(
+            steps, block.template key_rows<tile_keys>(key, keys), columns, weights_ + key * width,
+            width, keys, width, SumInto::replace);
       };
       if (const auto next = ahead(key, tile_keys); next.worth_it) {
         multiply_by(FetchingColumns<T, N, width, decltype(next)>{rows_.queries, next});
