@@ -51,7 +51,7 @@ class CausalAttention {
   CausalAttentionWorkspace<T>& workspace;
 
   void run() const {
-    if (query.tokens == 0) return;
+    if (query.tokens == 0 || query.groups == 0) return;
     const Executor executor = workspace.executor.for_work_of(
         query.tokens * query.groups * group_size() * key.tokens * (head_dim() + value.head_dim));
     const Index tokens_per_block = std::max<Index>(1, rows_per_block / group_size());
@@ -185,7 +185,7 @@ class CausalAttention {
 /// | out | `[tokens, kv_heads, group_size, value_dim]` |
 ///
 /// Query and key counts may differ, positions may come in any order. A query that sees no key gives
-/// zeros; a logit below half the lowest number of the arithmetic counts as unseen. Operands and
+/// zeros; a logit below half the lowest number of the arithmetic weighs nothing. Operands and
 /// result may be of any storage scalars; what is multiplied is rounded to `T`, products are summed and
 /// the softmax is taken in `Compute<T>`. The result is the same to the last bit on any number of
 /// threads, and for a query whatever other queries there are. `HeadDim` and `GroupSize` may be given

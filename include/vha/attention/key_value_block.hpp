@@ -128,7 +128,7 @@ class KeyValueBlock {
   template <class K, class V>
   Ahead ahead(const MatrixView<K>& keys, const MatrixView<V>& values, Index key, Index key_rows,
               Index steps) const {
-    const bool worth_it = !many_rows_ && key + key_rows <= keys.rows &&
+    const bool worth_it = !many_rows_ && steps > 0 && key + key_rows <= keys.rows &&
                           keys.row_stride == keys.cols && values.row_stride == values.cols;
     if (!worth_it) return {};
     const auto bytes = [&](const auto& matrix) {

@@ -29,6 +29,14 @@ struct AttendedRows {
   void merge(const AttendedRows& other, Index rows, Index value_dim) const {
     using Row = Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>>;
     for (Index row = 0; row < rows; ++row) {
+      // Where one side saw nothing the other's values stay as they are, to the sign of a zero: what is
+      // hidden changes no bit.
+      if (other.states[row].empty()) continue;
+      if (states[row].empty()) {
+        states[row] = other.states[row];
+        std::copy_n(other.values + row * value_dim, value_dim, values + row * value_dim);
+        continue;
+      }
       T factor, other_factor;
       states[row] = states[row].merge(other.states[row], factor, other_factor);
       Row mine(values + row * value_dim, value_dim);

@@ -73,6 +73,7 @@ class QueryPanel {
     const Index begin = runs.front().step * Format::terms;
     const Index end = std::min(block.keys(), runs.back().step_end * Format::terms);
     compute_logits(begin, end, block, ahead);
+    for (Index k = begin * width; k < end * width; ++k) weights_[k] *= rows_.scale;
     hide_logits(key_positions, runs);
     // The second half of a last pair.
     const Index padded_end = begin + Format::steps(end - begin) * Format::terms;
@@ -150,8 +151,8 @@ class QueryPanel {
       }
       using Packet = typename SoftmaxLanes<Sum, N>::Packet;
       SoftmaxLanes<Sum, N> together{packet::ploadu<Packet>(max), packet::ploadu<Packet>(sum)};
-      packet::pstoreu(factor, together.update(weights_ + begin * width + p * N, end - begin, width,
-                                              rows_.scale));
+      packet::pstoreu(factor,
+                      together.update(weights_ + begin * width + p * N, end - begin, width));
       packet::pstoreu(max, together.max);
       packet::pstoreu(sum, together.sum);
       for (Index lane = 0; lane < N; ++lane) {

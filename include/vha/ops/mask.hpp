@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <span>
 #include <vha/ops/rope.hpp>
 
@@ -28,20 +29,30 @@ struct CausalMask {
   Index window = 0;  ///< 0: none
 
   bool visible(Position query, Position key) const {
-    return key <= query && (window == 0 || query - key < window);
+    return key <= query && within_window(query, key);
   }
 
   /// Judges a block by the ranges of its positions.
   Visibility visibility(const PositionRange& queries, const PositionRange& keys) const {
-    const bool within = window == 0 || queries.last - keys.first < window;
-    if (keys.last <= queries.first && within) return Visibility::all;
-    const bool beyond = window != 0 && queries.first - keys.last >= window;
-    if (keys.first > queries.last || beyond) return Visibility::none;
+    if (keys.last <= queries.first && within_window(queries.last, keys.first)) {
+      return Visibility::all;
+    }
+    if (keys.first > queries.last || !within_window(queries.first, keys.last)) {
+      return Visibility::none;
+    }
     return Visibility::some;
   }
   /// Precondition: neither span is empty.
   Visibility visibility(std::span<const Position> queries, std::span<const Position> keys) const {
     return visibility(PositionRange::of(queries), PositionRange::of(keys));
+  }
+
+ private:
+  /// False where the key is too old. Unsigned, since the distance of two positions may not fit a
+  /// Position.
+  bool within_window(Position query, Position key) const {
+    const auto distance = static_cast<std::uint64_t>(query) - static_cast<std::uint64_t>(key);
+    return window == 0 || key > query || distance < static_cast<std::uint64_t>(window);
   }
 };
 

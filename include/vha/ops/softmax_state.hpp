@@ -22,24 +22,21 @@ struct SoftmaxLanes {
   Packet max = all(std::numeric_limits<T>::lowest());
   Packet sum = all(0);
 
-  /// Takes in a block of logits, `count` keys `stride` apart, after multiplying them by `scale`, and
-  /// turns them into weights relative to the new `max`. Returns the factor by which what was
-  /// accumulated before must be multiplied. Precondition: one logit or more, and a positive scale.
-  Packet update(T* logits, Index count, Index stride, T scale) {
+  /// Takes in a block of logits, `count` keys `stride` apart, and turns them into weights relative to
+  /// the new `max`. Returns the factor by which what was accumulated before must be multiplied.
+  /// Precondition: one logit or more.
+  Packet update(T* logits, Index count, Index stride) {
     namespace packet = Eigen::internal;
     Packet block_max = load(logits);
     for (Index key = 1; key < count; ++key) {
       block_max = packet::pmax(block_max, load(logits + key * stride));
     }
-    const Packet nothing = packet::pcmp_le(block_max, all(hidden_logit<T>));
-    block_max = packet::pselect(nothing, block_max, packet::pmul(block_max, all(scale)));
     const Packet factor = rescale_to(larger_max(block_max));
     Packet block_sum = all(0);
     for (Index key = 0; key < count; ++key) {
       const Packet logit = load(logits + key * stride);
       const Packet hidden = packet::pcmp_le(logit, all(hidden_logit<T>));
-      const Packet weight =
-          detail::exp_nonpositive<T, N>(packet::psub(packet::pmul(logit, all(scale)), max));
+      const Packet weight = detail::exp_nonpositive<T, N>(packet::psub(logit, max));
       const Packet seen = packet::pselect(hidden, all(0), weight);
       packet::pstoreu(logits + key * stride, seen);
       block_sum = packet::padd(block_sum, seen);
@@ -91,7 +88,7 @@ struct SoftmaxState : SoftmaxLanes<T, 1> {
 
   bool empty() const { return this->sum == 0; }
   T update(Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>> logits) {
-    return SoftmaxLanes<T, 1>::update(logits.data(), logits.size(), 1, T(1));
+    return SoftmaxLanes<T, 1>::update(logits.data(), logits.size(), 1);
   }
   SoftmaxState merge(const SoftmaxState& other, T& factor, T& other_factor) const {
     return {SoftmaxLanes<T, 1>::merge(other, factor, other_factor)};
