@@ -32,7 +32,7 @@ def run(program, arguments):
         subprocess.run(
             [program, f"--benchmark_out={out}", "--benchmark_out_format=json", *arguments],
             stdout=subprocess.DEVNULL, check=True)
-        return json.loads(out.read_text() or '{"benchmarks": []}')  # empty where nothing ran
+        return json.loads(out.read_text() or '{"context": {}, "benchmarks": []}')  # empty where nothing ran
 
 
 def collect(results):

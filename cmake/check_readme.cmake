@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DREADME=... -DSOURCE=... -DFRAGMENTS=... -P check_readme.cmake
+# cmake -DREADME=... -DSOURCE=... -DFRAGMENTS=FILE,... -P check_readme.cmake
 # The README's first C++ block must be, byte for byte, SOURCE without its leading comment lines.
 cmake_minimum_required(VERSION 3.22)
 
@@ -23,8 +23,13 @@ if(NOT block STREQUAL source)
   message(FATAL_ERROR "The first C++ block of ${README} is not the code of ${SOURCE}:\n${block}")
 endif()
 
-# Its other fragments, fenced as c++, must stand in FRAGMENTS, which compiles; white space may differ.
-file(READ "${FRAGMENTS}" fragments)
+# Its other fragments, fenced as c++, must stand in one of FRAGMENTS, which compile; white space may differ.
+string(REPLACE "," ";" files "${FRAGMENTS}")
+set(fragments "")
+foreach(file IN LISTS files)
+  file(READ "${file}" text)
+  string(APPEND fragments "${text}")
+endforeach()
 string(REGEX REPLACE "[ \n]" "" fragments "${fragments}")
 set(fence "\n```c++\n")
 string(LENGTH "${fence}" fence_length)

@@ -126,5 +126,27 @@ TYPED_TEST(OnThreads, ALayerGivesTheSameBits) {
   });
 }
 
+TEST(Threads, AreTakenAsTheReadmeSays) {
+  vha::AttentionConfig config;
+  config.hidden = 8;
+  config.head_dim = 4;
+  config.query_heads = 4;
+  config.kv_heads = 2;
+  const auto layer = vha::initialise_vha<float>(config);
+  const vha::RowMajorMatrix<float> x = vha::RowMajorMatrix<float>::Random(3, 8);
+  vha::RowMajorMatrix<float> out(3, 8);
+  // clang-format off
+Eigen::ThreadPool pool(2);
+Eigen::ThreadPoolDevice device(&pool, 2);
+const auto y = layer.forward(x, {}, device);
+const auto served = vha::fold_vha(layer, device);
+vha::AttentionWorkspace<float> workspace;
+workspace.executor = device;  // of every forward_into with this workspace
+  // clang-format on
+  layer.forward_into(x, out, workspace);
+  EXPECT_EQ(out, y);
+  EXPECT_TRUE(served.forward(x).isApprox(y, 1e-4F));
+}
+
 }  // namespace
 }  // namespace laws

@@ -8,6 +8,7 @@
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <thread>
 #include <type_traits>
 #include <unsupported/Eigen/CXX11/Tensor>
 #include <utility>
@@ -110,6 +111,9 @@ class Executor {
       helpers_ -= helpers;
     }
     void wait() {
+      // The others end at nearly the same time: to sleep and to be woken would take longer.
+      static constexpr int worth_a_look = 100;
+      for (int look = 0; look < worth_a_look && helpers_ != 0; ++look) std::this_thread::yield();
       std::unique_lock lock(mutex_);
       ended_.wait(lock, [&] { return helpers_ == 0; });
       if (error_) std::rethrow_exception(error_);
@@ -121,7 +125,7 @@ class Executor {
     std::atomic<Index> next_ = 0;
     std::mutex mutex_;
     std::condition_variable ended_;
-    Index helpers_;
+    std::atomic<Index> helpers_;
     std::exception_ptr error_;
     Index failed_task_ = 0;
   };

@@ -219,8 +219,11 @@ void multiply(const MatrixView<A>& a, const MatrixView<B>& b, Compute<T>* c, Ind
       const auto into = k > 0        ? detail::SumInto::add
                         : accumulate ? detail::SumInto::go_on
                                      : detail::SumInto::replace;
-      for (Index row = 0; row < a.rows; row += Tile::row_block) {
-        const Index rows = std::min(a.rows - row, Tile::row_block);
+      // A shallow block of A has room for more rows.
+      const Index steps = detail::LaneFormat<T>::steps(depth);
+      const Index row_block = Tile::row_block * (Tile::step_block / steps);
+      for (Index row = 0; row < a.rows; row += row_block) {
+        const Index rows = std::min(a.rows - row, row_block);
         detail::multiply_block<T>(a.block(row, k, rows, depth), b.block(k, col, depth, cols),
                                   c + row * c_stride + col, c_stride, into, workspace, row > 0);
       }
