@@ -18,6 +18,41 @@ struct PacketOf<T, 1> {
   using type = T;
 };
 
+/// Comparing and choosing lane by lane. In a packet a mask is all bits set or none; in one scalar
+/// that would be a NaN, which -ffast-math may take for 0, so that there it is a bool.
+template <class Packet>
+auto equal(const Packet& a, const Packet& b) {
+  if constexpr (std::floating_point<Packet>) {
+    return a == b;
+  } else {
+    return Eigen::internal::pcmp_eq(a, b);
+  }
+}
+template <class Packet>
+auto less(const Packet& a, const Packet& b) {
+  if constexpr (std::floating_point<Packet>) {
+    return a < b;
+  } else {
+    return Eigen::internal::pcmp_lt(a, b);
+  }
+}
+template <class Packet>
+auto less_or_equal(const Packet& a, const Packet& b) {
+  if constexpr (std::floating_point<Packet>) {
+    return a <= b;
+  } else {
+    return Eigen::internal::pcmp_le(a, b);
+  }
+}
+template <class Packet, class Mask>
+Packet select(const Mask& mask, const Packet& chosen, const Packet& otherwise) {
+  if constexpr (std::floating_point<Packet>) {
+    return mask ? chosen : otherwise;
+  } else {
+    return Eigen::internal::pselect(mask, chosen, otherwise);
+  }
+}
+
 /// Below this, `exp_nonpositive` is 0: near there the result would lose its last bits.
 template <ComputeScalar T>
 inline constexpr T least_exponent = std::same_as<T, float> ? T(-86) : T(-706);
@@ -34,7 +69,7 @@ typename PacketOf<T, N>::type exp_nonpositive(const typename PacketOf<T, N>::typ
   } else {
     const auto all = [](double value) { return packet::pset1<Packet>(static_cast<T>(value)); };
     const Packet least = all(least_exponent<T>);
-    const Packet vanished = packet::pcmp_lt(x, least);
+    const Packet vanished = less(x, least);
     const Packet clamped = packet::pmax(x, least);
     Packet power;
     if constexpr (std::same_as<T, float>) {
@@ -54,7 +89,7 @@ typename PacketOf<T, N>::type exp_nonpositive(const typename PacketOf<T, N>::typ
     } else {
       power = packet::pexp_double(clamped);
     }
-    return packet::pselect(vanished, all(0), power);
+    return select(vanished, all(0), power);
   }
 }
 

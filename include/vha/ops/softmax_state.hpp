@@ -35,9 +35,9 @@ struct SoftmaxLanes {
     Packet block_sum = all(0);
     for (Index key = 0; key < count; ++key) {
       const Packet logit = load(logits + key * stride);
-      const Packet hidden = packet::pcmp_le(logit, all(hidden_logit<T>));
+      const auto hidden = detail::less_or_equal(logit, all(hidden_logit<T>));
       const Packet weight = detail::exp_nonpositive<T, N>(packet::psub(logit, max));
-      const Packet seen = packet::pselect(hidden, all(0), weight);
+      const Packet seen = detail::select(hidden, all(0), weight);
       packet::pstoreu(logits + key * stride, seen);
       block_sum = packet::padd(block_sum, seen);
     }
@@ -50,7 +50,7 @@ struct SoftmaxLanes {
   SoftmaxLanes merge(SoftmaxLanes other, Packet& factor, Packet& other_factor) const {
     SoftmaxLanes merged = *this;
     namespace packet = Eigen::internal;
-    const Packet new_max = packet::pselect(other.empty(), max, larger_max(other.max));
+    const Packet new_max = detail::select(other.empty(), max, larger_max(other.max));
     factor = merged.rescale_to(new_max);
     other_factor = other.rescale_to(new_max);
     merged.sum = packet::padd(merged.sum, other.sum);
@@ -60,21 +60,21 @@ struct SoftmaxLanes {
   /// What the accumulated values are multiplied by at the end: 1 / sum, or 0 where nothing was
   /// seen.
   Packet normalizer() const {
-    return Eigen::internal::pselect(empty(), all(0), Eigen::internal::pdiv(all(1), sum));
+    return detail::select(empty(), all(0), Eigen::internal::pdiv(all(1), sum));
   }
 
  protected:
   static Packet all(T value) { return Eigen::internal::pset1<Packet>(value); }
   static Packet load(const T* at) { return Eigen::internal::ploadu<Packet>(at); }
-  /// All bits set in the lanes that have seen nothing.
-  Packet empty() const { return Eigen::internal::pcmp_eq(sum, all(0)); }
+  /// The mask of the lanes that have seen nothing.
+  auto empty() const { return detail::equal(sum, all(0)); }
 
   Packet larger_max(const Packet& other) const {
-    return Eigen::internal::pselect(empty(), other, Eigen::internal::pmax(max, other));
+    return detail::select(empty(), other, Eigen::internal::pmax(max, other));
   }
   Packet rescale_to(const Packet& new_max) {
     const Packet kept = detail::exp_nonpositive<T, N>(Eigen::internal::psub(max, new_max));
-    const Packet factor = Eigen::internal::pselect(empty(), all(0), kept);
+    const Packet factor = detail::select(empty(), all(0), kept);
     max = new_max;
     sum = Eigen::internal::pmul(sum, factor);
     return factor;
@@ -86,7 +86,7 @@ template <ComputeScalar T>
 struct SoftmaxState : SoftmaxLanes<T, 1> {
   static constexpr T hidden = hidden_logit<T>;
 
-  bool empty() const { return this->sum == 0; }
+  using SoftmaxLanes<T, 1>::empty;
   T update(Eigen::Map<Eigen::Array<T, Eigen::Dynamic, 1>> logits) {
     return SoftmaxLanes<T, 1>::update(logits.data(), logits.size(), 1);
   }
