@@ -25,9 +25,9 @@ template <StorageScalar To>
 void store_rounded(std::string_view name, const double* products, Index count, To* target,
                    Index row, Index col) {
   for (Index k = 0; k < count; ++k) target[k] = convert<To>(products[k]);
-  bool all_finite = true;
-  for (Index k = 0; k < count; ++k) all_finite &= is_finite(target[k]);
-  if (all_finite) return;
+  unsigned not_finite = 0;  // not a bool: g++ vectorises this
+  for (Index k = 0; k < count; ++k) not_finite |= is_finite(target[k]) ? 0U : 1U;
+  if (not_finite == 0) return;
   const Index k = std::find_if_not(target, target + count, is_finite<To>) - target;
   raise(text("folded ", name), "finite products in the range of their stored type",
         text(products[k], " at ", shape_text(row, col + k)));
