@@ -33,7 +33,7 @@ float attend(const std::vector<float>& keys, const std::vector<float>& values,
 }
 
 TEST(CausalAttentionEdges, KeysThatAreHiddenChangeNoSignOfAZero) {
-  for (const std::size_t hidden : {0, 1, 900, 2000}) {
+  for (const std::size_t hidden : {0UL, 1UL, 900UL, 2000UL}) {
     std::vector<float> keys(129 + hidden, -60), values(129 + hidden, -0.0F);
     keys[128] = 30;
     values[0] = -1e-38F;
