@@ -33,6 +33,12 @@ void settle(int threads) {
   if (threads > 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
 }
 
+/// A library's threads that slept wake on one core, and take a while to part.
+void warm_up(const std::function<void()>& run, int threads) {
+  const auto enough = std::chrono::milliseconds(threads > 1 ? 30 : 0);
+  for (const auto begin = Clock::now(); Clock::now() - begin < enough;) run();
+}
+
 // How often a block is run where the machine is not quiet.
 constexpr int attempts = 4;
 
@@ -121,7 +127,8 @@ std::vector<double> Block::run_rounds(const std::vector<Task>& tasks) const {
     for (std::size_t i = 0; i < tasks.size(); ++i) {
       if (!tasks[i]) continue;
       settle(work_.threads);
-      constexpr double least = 0.01;  // of seconds, for a sample
+      warm_up(tasks[i].run, work_.threads);
+      constexpr double least = 0.02;  // of seconds, for a sample
       double seconds = seconds_of(tasks[i].run, 1);
       if (seconds < least) {
         seconds = seconds_of(tasks[i].run, static_cast<int>(std::ceil(least / seconds)));
