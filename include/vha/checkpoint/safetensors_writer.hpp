@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -19,80 +13,26 @@
 #include <string_view>
 #include <vector>
 #include <vha/checkpoint/dtype.hpp>
-#include <vha/checkpoint/mapped_file.hpp>
 #include <vha/checkpoint/message_text.hpp>
 #include <vha/checkpoint/safetensors_header.hpp>
+#include <vha/checkpoint/temporary_file.hpp>
 #include <vha/checkpoint/tensor_view.hpp>
 #include <vha/core/error.hpp>
 
 namespace vha::checkpoint {
 
-namespace detail {
+/// Where a tensor's bytes go, one after the other, in as many calls as it takes.
+using ByteSink = std::function<void(const std::byte* data, std::size_t size)>;
 
-/// A new file beside `target` that takes its name on commit and is removed otherwise.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(const std::filesystem::path& target)
-      : target_(target),
-        folder_(target.has_parent_path() ? target.parent_path() : std::filesystem::path(".")),
-        path_(folder_ / fresh_name()),
-        file_(create()) {}
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  ~TemporaryFile() {
-    if (!committed_) ::unlink(path_.c_str());
-  }
-
-  void write(const void* data, std::size_t size) {
-    constexpr std::size_t most_at_once = std::size_t{1} << 30U;  // Linux writes no more than 2 GiB
-    auto from = static_cast<const std::byte*>(data);
-    while (size > 0) {
-      const ::ssize_t written = ::write(file_.get(), from, std::min(size, most_at_once));
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) fail("a successful write", errno);
-      from += written;
-      size -= static_cast<std::size_t>(written);
-    }
-  }
-
-  /// Makes the bytes durable before the name points at them: after a power cut there is the old
-  /// file or the new one, never a part.
-  void commit() {
-    if (::fsync(file_.get()) != 0) fail("a successful fsync", errno);
-    if (std::rename(path_.c_str(), target_.c_str()) != 0) fail("a successful rename", errno);
-    committed_ = true;
-    // The file is whole under either name, so a folder that cannot be synced is no failure.
-    const FileDescriptor folder(::open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (folder.get() >= 0) ::fsync(folder.get());
-  }
-
- private:
-  /// Short, because a name derived from the target's might be longer than a file name may be.
-  static std::string fresh_name() {
-    static std::atomic<unsigned> counter{0};
-    return ".vha-" + std::to_string(::getpid()) + "-" + std::to_string(counter++) + ".tmp";
-  }
-
-  int create() {
-    for (;;) {
-      // Not mkstemp: its mode 0600 would outlive the rename, where a user expects the umask's.
-      const int fd = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-      if (fd >= 0) return fd;
-      if (errno != EEXIST) fail("a folder to write in", errno);
-      path_ = folder_ / fresh_name();  // left by a process that was killed and had our id
-    }
-  }
-
-  [[noreturn]] void fail(const std::string& expected, int code) const {
-    raise(target_.string(), expected, errno_text(code));
-  }
-
-  const std::filesystem::path& target_;
-  std::filesystem::path folder_;
-  std::filesystem::path path_;
-  FileDescriptor file_;
-  bool committed_ = false;
+/// A tensor whose bytes need not be in memory before they are asked for.
+struct StreamedTensor {
+  std::string name;
+  Dtype dtype = Dtype::f32;
+  std::vector<std::int64_t> shape;             ///< empty for a scalar
+  std::function<void(const ByteSink&)> write;  ///< gives all bytes, in row-major order
 };
+
+namespace detail {
 
 /// `text` as a JSON string.
 inline std::string json_string(const std::string& label, std::string_view text) {
@@ -103,9 +43,32 @@ inline std::string json_string(const std::string& label, std::string_view text) 
   }
 }
 
+/// @throws vha::Error naming the tensor, unless names are UTF-8, each is a tensor's own, and sizes
+/// fit 63 bits.
+inline void check_tensors(const std::filesystem::path& file,
+                          std::span<const StreamedTensor> tensors) {
+  std::set<std::string_view> names{metadata_key};
+  for (const StreamedTensor& tensor : tensors) {
+    const std::string label = tensor_label(file, tensor.name);
+    json_string(label, tensor.name);
+    if (!names.insert(tensor.name).second) {
+      raise(label, "a name of its own", tensor.name == metadata_key ? "a reserved one" : "two");
+    }
+    if (!tensor_bytes(tensor.dtype, tensor.shape)) {
+      raise(label, "non-negative extents and a size that fits 63 bits",
+            type_text(tensor.dtype, tensor.shape));
+    }
+  }
+}
+
+/// Precondition: the tensor is one that check_tensors let pass.
+inline std::uint64_t bytes_of(const StreamedTensor& tensor) {
+  return *tensor_bytes(tensor.dtype, tensor.shape);
+}
+
 /// The header of `tensors`, whose data follow in the given order, padded to a multiple of 8 bytes.
 inline std::string make_header(const std::filesystem::path& file,
-                               const std::vector<const TensorView*>& tensors,
+                               const std::vector<const StreamedTensor*>& tensors,
                                const Metadata& metadata) {
   std::string header = "{";
   if (!metadata.empty()) {
@@ -117,25 +80,14 @@ inline std::string make_header(const std::filesystem::path& file,
     header.back() = '}';
     header += ",";
   }
-  std::set<std::string_view> names{metadata_key};
   std::uint64_t offset = 0;
-  for (const TensorView* const tensor : tensors) {
-    const std::string label = tensor_label(file, tensor->name);
-    if (!names.insert(tensor->name).second) {
-      raise(label, "a name of its own", tensor->name == metadata_key ? "a reserved one" : "two");
-    }
-    const auto needed = tensor_bytes(tensor->dtype, tensor->shape);
-    const std::string type = type_text(tensor->dtype, tensor->shape);
-    if (!needed) raise(label, "non-negative extents and a size that fits 63 bits", type);
-    if (*needed != tensor->bytes) {
-      raise(label, std::to_string(*needed) + " bytes for " + type, std::to_string(tensor->bytes));
-    }
-    if (tensor->bytes > 0 && tensor->data == nullptr) raise(label, "data", "a null pointer");
-    header += json_string(label, tensor->name) + R"(:{"dtype":")" +
+  for (const StreamedTensor* const tensor : tensors) {
+    const std::uint64_t end = offset + bytes_of(*tensor);
+    header += json_string(tensor_label(file, tensor->name), tensor->name) + R"(:{"dtype":")" +
               std::string(dtype_name(tensor->dtype)) + R"(","shape":)" +
               nlohmann::json(tensor->shape).dump() + R"(,"data_offsets":[)" +
-              std::to_string(offset) + "," + std::to_string(offset + tensor->bytes) + "]},";
-    offset += tensor->bytes;
+              std::to_string(offset) + "," + std::to_string(end) + "]},";
+    offset = end;
   }
   if (header.size() > 1) header.pop_back();  // the last comma
   header += '}';
@@ -145,6 +97,40 @@ inline std::string make_header(const std::filesystem::path& file,
           std::to_string(header.size()));
   }
   return header;
+}
+
+/// Asks `tensor` for its bytes and writes them. In messages the file is called `label`.
+inline void write_tensor(TemporaryFile& file, const std::filesystem::path& label,
+                         const StreamedTensor& tensor) {
+  const std::uint64_t needed = bytes_of(tensor);
+  std::uint64_t given = 0;
+  tensor.write([&](const std::byte* data, std::size_t size) {
+    given += size;
+    if (given <= needed) file.write(data, size);
+  });
+  if (given != needed) {
+    raise(tensor_label(label, tensor.name),
+          std::to_string(needed) + " bytes for " + type_text(tensor.dtype, tensor.shape),
+          std::to_string(given));
+  }
+}
+
+/// Writes a file under `path`, laid out as write_safetensors says; messages call it `label`.
+/// Precondition: the tensors passed check_tensors.
+inline void write_file_of(const std::filesystem::path& path, const std::filesystem::path& label,
+                          std::span<const StreamedTensor> tensors, const Metadata& metadata) {
+  std::vector<const StreamedTensor*> order;
+  for (const StreamedTensor& tensor : tensors) order.push_back(&tensor);
+  std::ranges::stable_sort(order, std::ranges::greater{},
+                           [](const StreamedTensor* tensor) { return dtype_size(tensor->dtype); });
+
+  const std::string header = make_header(label, order, metadata);
+  const std::uint64_t length = header.size();
+  TemporaryFile file(path, label.string());
+  file.write(&length, sizeof(length));
+  file.write(header.data(), header.size());
+  for (const StreamedTensor* const tensor : order) write_tensor(file, label, *tensor);
+  file.commit();
 }
 
 }  // namespace detail
@@ -166,18 +152,16 @@ inline std::string make_header(const std::filesystem::path& file,
 inline void write_safetensors(const std::filesystem::path& path,
                               std::span<const TensorView> tensors, const Metadata& metadata = {}) {
   if (!path.has_filename()) raise("path", "a file name", "\"" + path.string() + "\"");
-  std::vector<const TensorView*> order;
-  for (const TensorView& tensor : tensors) order.push_back(&tensor);
-  std::ranges::stable_sort(order, std::ranges::greater{},
-                           [](const TensorView* tensor) { return dtype_size(tensor->dtype); });
-
-  const std::string header = detail::make_header(path, order, metadata);
-  const std::uint64_t length = header.size();
-  detail::TemporaryFile file(path);
-  file.write(&length, sizeof(length));
-  file.write(header.data(), header.size());
-  for (const TensorView* const tensor : order) file.write(tensor->data, tensor->bytes);
-  file.commit();
+  std::vector<StreamedTensor> streamed;
+  for (const TensorView& tensor : tensors) {
+    if (tensor.bytes > 0 && tensor.data == nullptr) {
+      raise(detail::tensor_label(path, tensor.name), "data", "a null pointer");
+    }
+    const auto write = [&tensor](const ByteSink& sink) { sink(tensor.data, tensor.bytes); };
+    streamed.push_back({tensor.name, tensor.dtype, tensor.shape, write});
+  }
+  detail::check_tensors(path, streamed);
+  detail::write_file_of(path, path, streamed, metadata);
 }
 
 }  // namespace vha::checkpoint

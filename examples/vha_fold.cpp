@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// Folds a trained VHA checkpoint, Hugging Face's or Paddle's, to a stock Qwen3 checkpoint.
+#define EIGEN_USE_THREADS
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <iostream>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+#include <vha/checkpoint/fold_model.hpp>
+#include <vha/checkpoint/output_folder.hpp>
+
+namespace {
+
+using namespace vha::checkpoint;
+using vha::Index;
+using vha::text;
+
+struct Options {
+  std::filesystem::path input, output, names, report;
+  std::string layout = "auto", fused_order = "by-group", premix_position = "before-norm";
+  std::string dtype = "keep";
+  std::uint64_t max_shard_size = 5'000'000'000;
+  int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  bool dry_run = false, verify = true, overwrite = false, quiet = false;
+};
+
+/// What a layer's outputs may differ by, relative to the largest, for the rounding of the folded
+/// weights to their stored type.
+double bound(Dtype dtype) {
+  return dtype == Dtype::f32 ? 1e-4 : dtype == Dtype::f16 ? 1e-2 : 5e-2;
+}
+
+ModelOptions model_options(const Options& options) {
+  ModelOptions result;
+  if (options.layout != "auto") {
+    result.layout = options.layout == "in-out" ? LinearLayout::in_out : LinearLayout::out_in;
+  }
+  result.fused_order =
+      options.fused_order == "by-group" ? FusedOrder::by_group : FusedOrder::by_projection;
+  if (!options.names.empty()) result.names = TensorNames::from_file(options.names);
+  return result;
+}
+
+std::optional<Dtype> dtype_option(const std::string& name) {
+  if (name == "keep") return std::nullopt;
+  return name == "f32" ? Dtype::f32 : name == "f16" ? Dtype::f16 : Dtype::bf16;
+}
+
+/// What was found and what will be made of it.
+Json plan(const Model& model, const FoldedModel& folded) {
+  const auto& s = model.sizes();
+  const auto query = model.linear(0, "self_attn.q_proj", "weight");
+  Json plan;
+  plan["layers"] = model.layers();
+  plan["linear_layout"] = model.layout() == LinearLayout::in_out ? "[in, out]" : "[out, in]";
+  plan["fused_qkv"] = model.find("layers.0.self_attn.qkv_proj.weight") != nullptr;
+  plan["input_dtype"] = dtype_name(query.parts().front().tensor->dtype);
+  plan["hidden"] = s.hidden;
+  plan["head_dim"] = s.head_dim;
+  plan["physical_heads"] = s.physical_heads;
+  plan["query_heads"] = s.query_heads;
+  plan["kv_heads"] = s.kv_heads;
+  plan["premix"] = s.has_premix;
+  plan["postmix_rank"] = s.postmix_rank;
+  plan["output_tensors"] = folded.tensors().size();
+  plan["output_bytes"] = folded.bytes();
+  return plan;
+}
+
+void print(const Json& plan) {
+  for (const auto& [key, value] : plan.items()) {
+    std::string label = key;
+    std::ranges::replace(label, '_', ' ');
+    std::printf("%-16s %s\n", label.c_str(),
+                value.is_string() ? value.get<std::string>().c_str() : value.dump().c_str());
+  }
+}
+
+/// Everything beside the weights and the configuration.
+std::vector<std::filesystem::path> other_files(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename();
+    const bool is_ours = name == "config.json" || name.ends_with(".safetensors") ||
+                         name.ends_with(".safetensors.index.json");
+    if (!is_ours && entry.is_regular_file()) files.push_back(entry.path());
+  }
+  std::ranges::sort(files);
+  return files;
+}
+
+/// Compares every layer of the two models; returns the reports, the worst layer named.
+Json verify(const Model& model, const Model& folded, double bound) {
+  Json result;
+  double worst = -1;
+  for (Index layer = 0; layer < model.layers(); ++layer) {
+    const auto report = compare_layers(model, folded, layer);
+    result["layers"].push_back(report.largest_difference);
+    if (report.largest_difference > worst) {
+      worst = report.largest_difference;
+      result["worst_layer"] = layer;
+    }
+  }
+  result["worst_difference"] = worst;
+  result["bound"] = bound;
+  return result;
+}
+
+int fold(const Options& options) {
+  const Model model(options.input, model_options(options));
+  Eigen::ThreadPool pool(std::max(1, options.threads - 1));
+  const Eigen::ThreadPoolDevice device(&pool, options.threads);
+  const FoldedModel folded(model, dtype_option(options.dtype), device);
+  Json report = plan(model, folded);
+  if (!options.quiet) print(report);
+  for (Index layer = 0; layer < model.layers(); ++layer) {
+    const auto maps = maps_report(model, layer);
+    report["maps"].push_back({{"premix_distance_from_identity", maps.premix_distance},
+                              {"postmix_cross_group_share", maps.cross_group_share}});
+    if (options.quiet) continue;
+    std::printf("layer %-3td |P - I| %.4g, Postmix across groups %.1f %%\n", layer,
+                maps.premix_distance, 100 * maps.cross_group_share);
+  }
+  if (options.dry_run) {
+    if (!options.quiet) std::printf("dry run: nothing written\n");
+    return 0;
+  }
+
+  OutputFolder out(options.output, options.overwrite);
+  for (const auto& file : other_files(options.input)) out.copy_file(file.filename(), file);
+  out.write_file("config.json", folded.config().dump(2) + '\n');
+  out.write_tensors(folded.tensors(), folded.metadata(), options.max_shard_size);
+  if (options.verify) {
+    const Model written(out.path());
+    const auto dtype = written.linear(0, "self_attn.q_proj", "weight").dtype();
+    report["verify"] = verify(model, written, bound(dtype));
+    const double worst = report["verify"]["worst_difference"];
+    if (!options.quiet) {
+      std::printf("verified: outputs differ by %.2e of the largest at most, in layer %s\n", worst,
+                  report["verify"]["worst_layer"].dump().c_str());
+    }
+    if (!(worst <= bound(dtype))) {
+      vha::raise(text("layer ", report["verify"]["worst_layer"].dump()),
+                 text("outputs within ", bound(dtype), " of the unfolded ones"), text(worst));
+    }
+  }
+  out.commit();
+  if (!options.report.empty()) {
+    std::ofstream file(options.report);
+    file << report.dump(2) << '\n';
+    if (!file.flush()) vha::raise(options.report.string(), "a file to write", "a failure");
+  }
+  if (!options.quiet) {
+    std::printf("folded %td layers into %s\n", model.layers(), options.output.c_str());
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is an error to report
+  Options options;
+  CLI::App app{
+      "Folds a trained VHA checkpoint into a stock Qwen3 checkpoint (GQA, no new kernel).\n"
+      "Exit status: 0 done, 1 the model does not fold or differs, 2 bad arguments."};
+  app.add_option("INPUT_DIR", options.input, "config.json and safetensors, as trained")->required();
+  app.add_option("OUTPUT_DIR", options.output, "the folder to make")->required();
+  app.add_option("--layout", options.layout, "order of linear weights")
+      ->check(CLI::IsMember({"auto", "in-out", "out-in"}))
+      ->capture_default_str();
+  app.add_option("--fused-order", options.fused_order,
+                 "a fused qkv_proj is [Q0|K0|V0|Q1|...] by K/V group, or [Q|K|V] by projection")
+      ->check(CLI::IsMember({"by-group", "by-projection"}))
+      ->capture_default_str();
+  app.add_option("--names", options.names,
+                 "JSON of patterns for other trainers' names, such as "
+                 "{\"h.{layer}.wq\": \"layers.{layer}.self_attn.q_proj.weight\"}")
+      ->check(CLI::ExistingFile);
+  app.add_option("--premix-position", options.premix_position,
+                 "where the trainer applied Premix: files cannot tell; after-norm does not fold")
+      ->check(CLI::IsMember({"before-norm", "after-norm"}))
+      ->capture_default_str();
+  app.add_option("--dtype", options.dtype, "what weights are stored as")
+      ->check(CLI::IsMember({"keep", "f32", "bf16", "f16"}))
+      ->capture_default_str();
+  app.add_option("--max-shard-size", options.max_shard_size, "such as 5GB, 500MB")
+      ->transform(CLI::AsSizeValue(true))
+      ->capture_default_str();
+  app.add_option("--threads", options.threads, "threads to fold with; the result is the same")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_flag("--dry-run", options.dry_run, "check and show the plan, write nothing");
+  app.add_option("--report", options.report, "write what was found and done to this JSON file");
+  app.add_flag("--verify,!--no-verify", options.verify,
+               "hold every layer's output against the unfolded layer's (default)");
+  app.add_flag("--overwrite", options.overwrite, "replace OUTPUT_DIR when the new one is complete");
+  app.add_flag("--quiet", options.quiet, "print errors alone");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  try {
+    if (options.premix_position == "after-norm") {
+      vha::raise("--premix-position", "before-norm: only then is Premix a factor of W_Q",
+                 "after-norm, which does not fold");
+    }
+    return fold(options);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "vha_fold: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// The logits of a dense Qwen3 model, VHA or folded, for some tokens.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+#include <vha/checkpoint/safetensors_writer.hpp>
+
+#include "qwen3.hpp"
+
+namespace {
+
+struct Options {
+  std::string model, write;
+  std::vector<vha::Index> tokens;
+  bool cache = false;
+};
+
+template <class S>
+Matrix run(const vha::checkpoint::Model& model, const Options& options) {
+  const Qwen3<S> qwen3(model);
+  auto caches = qwen3.caches(static_cast<vha::Index>(options.tokens.size()));
+  if (!options.cache) return qwen3.logits(options.tokens, caches);
+  Matrix logits(static_cast<vha::Index>(options.tokens.size()), qwen3.vocabulary());
+  for (vha::Index t = 0; t < logits.rows(); ++t) {
+    logits.row(t) = qwen3.logits({options.tokens[static_cast<std::size_t>(t)]}, caches);
+  }
+  return logits;
+}
+
+void print(const Matrix& logits) {
+  for (vha::Index t = 0; t < logits.rows(); ++t) {
+    std::vector<vha::Index> best(static_cast<std::size_t>(logits.cols()));
+    for (std::size_t k = 0; k < best.size(); ++k) best[k] = static_cast<vha::Index>(k);
+    const auto shown = best.begin() + std::min<std::ptrdiff_t>(3, logits.cols());
+    std::partial_sort(best.begin(), shown, best.end(),
+                      [&](auto a, auto b) { return logits(t, a) > logits(t, b); });
+    std::printf("after token %td:", t);
+    for (auto token = best.begin(); token != shown; ++token) {
+      std::printf("  %td (%.6g)", *token, static_cast<double>(logits(t, *token)));
+    }
+    std::printf("\n");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app{
+      "Runs a dense Qwen3 model, VHA as trained or folded, and prints the likeliest next tokens.\n"
+      "Exit status: 0 done, 1 the model does not run, 2 bad arguments."};
+  app.add_option("MODEL_DIR", options.model, "config.json and safetensors")->required();
+  app.add_option("--tokens", options.tokens, "token numbers, as 1,2,3")->delimiter(',')->required();
+  app.add_flag("--cache", options.cache, "token by token through the cache, as in decode");
+  app.add_option("--write", options.write, "write the logits to this safetensors file");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  try {
+    const vha::checkpoint::Model model(options.model);
+    const auto dtype = model.linear(0, "self_attn.q_proj", "weight").dtype();
+    const Matrix logits = vha::checkpoint::with_scalar(
+        dtype, [&](auto scalar) { return run<decltype(scalar)>(model, options); });
+    print(logits);
+    if (!options.write.empty()) {
+      const vha::checkpoint::TensorView view{
+          "logits",
+          vha::checkpoint::Dtype::f32,
+          {logits.rows(), logits.cols()},
+          reinterpret_cast<const std::byte*>(logits.data()),
+          static_cast<std::size_t>(logits.size()) * sizeof(float)};
+      vha::checkpoint::write_safetensors(options.write, {&view, 1});
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "vha_logits: %s\n", error.what());
+    return 1;
+  }
+}

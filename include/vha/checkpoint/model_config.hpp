@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vha/checkpoint/json_file.hpp>
+#include <vha/core/error.hpp>
+#include <vha/core/scalar.hpp>
+
+namespace vha::checkpoint {
+
+/// `config.json` of a Qwen3 or Qwen3-MoE model, with or without VHA, as trainers and
+/// transformers write it. Keys that nobody here knows are kept, in their order.
+class ModelConfig {
+ public:
+  /// @throws vha::Error naming the file and the key, where it cannot be read or contradicts itself.
+  explicit ModelConfig(std::filesystem::path file)
+      : file_(std::move(file)), json_(read_json(file_)) {
+    if (!json_.is_object()) raise(file_.string(), "a JSON object", json_.type_name());
+  }
+
+  const std::filesystem::path& file() const { return file_; }
+  const Json& json() const { return json_; }
+
+  /// Where a key stands, for messages.
+  std::string label(std::string_view key) const {
+    return file_.string() + ": \"" + std::string(key) + '"';
+  }
+
+  bool has(std::string_view key) const {
+    const auto found = json_.find(key);
+    return found != json_.end() && !found->is_null();
+  }
+
+  /// A whole number from 1 to 2^31 - 1.
+  std::optional<Index> find_size(std::string_view key) const {
+    if (!has(key)) return std::nullopt;
+    const Json& value = *json_.find(key);
+    constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
+    if (!value.is_number_integer() || value.get<std::int64_t>() < 1 ||
+        value.get<std::int64_t>() > most) {
+      raise(label(key), "a whole number from 1 to 2147483647", value.dump());
+    }
+    return value.get<Index>();
+  }
+  Index size(std::string_view key) const {
+    const auto found = find_size(key);
+    if (!found) raise(label(key), "a whole number", "no such key");
+    return *found;
+  }
+
+  std::optional<double> find_number(const Json& in, std::string_view key) const {
+    const auto found = in.find(key);
+    if (found == in.end() || found->is_null()) return std::nullopt;
+    if (!found->is_number() || !is_finite(found->get<double>())) {
+      raise(label(key), "a number", found->dump());
+    }
+    return found->get<double>();
+  }
+  double number(std::string_view key, double otherwise) const {
+    return find_number(json_, key).value_or(otherwise);
+  }
+
+  bool flag(std::string_view key, bool otherwise = false) const {
+    if (!has(key)) return otherwise;
+    const Json& value = *json_.find(key);
+    if (!value.is_boolean()) raise(label(key), "true or false", value.dump());
+    return value.get<bool>();
+  }
+
+  std::string string(std::string_view key, std::string otherwise = {}) const {
+    if (!has(key)) return otherwise;
+    const Json& value = *json_.find(key);
+    if (!value.is_string()) raise(label(key), "a string", value.dump());
+    return value.get<std::string>();
+  }
+
+  bool is_moe() const { return has("num_experts") || string("model_type") == "qwen3_moe"; }
+
+  /// The base of the RoPE frequencies, from either of its places. Throws Error where both are given
+  /// and differ.
+  double rope_theta() const {
+    const auto plain = find_number(json_, "rope_theta");
+    const auto within = find_number(rope_parameters(), "rope_theta");
+    if (plain && within && *plain != *within) {
+      raise(label("rope_theta"),
+            "the number in \"rope_parameters\" (or rope_scaling), " + text(*within), text(*plain));
+    }
+    return plain ? *plain : within.value_or(10000);
+  }
+
+  /// Throws Error unless RoPE is the plain one over all channels, the only one that a forward pass
+  /// here computes. The fold does not depend on it.
+  void require_plain_rope() const {
+    const Json& parameters = rope_parameters();
+    for (const std::string_view key : {"rope_type", "type"}) {
+      const auto type = parameters.find(key);
+      if (type != parameters.end() && *type != "default") {
+        raise(label("rope_parameters"), "rope_type \"default\" for a forward pass", type->dump());
+      }
+    }
+    const auto partial = find_number(json_, "partial_rotary_factor");
+    const auto partial_within = find_number(parameters, "partial_rotary_factor");
+    if (partial.value_or(1) != 1 || partial_within.value_or(1) != 1) {
+      raise(label("partial_rotary_factor"), "1 for a forward pass", "another factor");
+    }
+  }
+
+  /// The sliding window of a layer, or 0: by `layer_types`, or from `max_window_layers` on.
+  Index window(Index layer) const {
+    if (!flag("use_sliding_window") || !has("sliding_window")) return 0;
+    const Index window = size("sliding_window");
+    if (!has("layer_types")) {
+      constexpr Index usual = 28;  // transformers' default
+      const double first = number("max_window_layers", usual);
+      return static_cast<double>(layer) >= first ? window : 0;
+    }
+    const Json& types = json_.at("layer_types");
+    const auto at = static_cast<std::size_t>(layer);
+    if (!types.is_array() || types.size() <= at) {
+      raise(label("layer_types"), "a type for each layer", types.dump());
+    }
+    return types[at] == "sliding_attention" ? window : 0;
+  }
+
+  /// The configuration of the stock model that the fold makes.
+  Json folded(Index query_heads, Index kv_heads, Index head_dim, std::string_view dtype) const {
+    Json result = Json::object();
+    for (const auto& [key, value] : json_.items()) {
+      const bool is_vha = key.starts_with("vha_") || key == "use_vha_attention" ||
+                          key == "attn_type" || key == "auto_map";
+      if (!is_vha) result[key] = value;
+    }
+    result["architectures"] = {is_moe() ? "Qwen3MoeForCausalLM" : "Qwen3ForCausalLM"};
+    result["model_type"] = is_moe() ? "qwen3_moe" : "qwen3";
+    result["num_attention_heads"] = query_heads;
+    result["num_key_value_heads"] = kv_heads;
+    result["head_dim"] = head_dim;
+    result[result.contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
+    return result;
+  }
+
+ private:
+  /// transformers 5 calls it rope_parameters, its forerunners rope_scaling.
+  const Json& rope_parameters() const {
+    static const Json none = Json::object();
+    for (const std::string_view key : {"rope_parameters", "rope_scaling"}) {
+      if (!has(key)) continue;
+      const Json& parameters = *json_.find(key);
+      if (!parameters.is_object()) raise(label(key), "an object", parameters.dump());
+      return parameters;
+    }
+    return none;
+  }
+
+  std::filesystem::path file_;
+  Json json_;
+};
+
+}  // namespace vha::checkpoint

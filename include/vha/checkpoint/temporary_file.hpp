@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vha/checkpoint/mapped_file.hpp>
+#include <vha/checkpoint/message_text.hpp>
+#include <vha/core/error.hpp>
+
+namespace vha::checkpoint::detail {
+
+/// A name for what is not yet complete: short, because one derived from the target's might be longer
+/// than a file name may be.
+inline std::string temporary_name() {
+  static std::atomic<unsigned> counter{0};
+  return ".vha-" + std::to_string(::getpid()) + "-" + std::to_string(counter++) + ".tmp";
+}
+
+inline std::filesystem::path folder_of(const std::filesystem::path& target) {
+  return target.has_parent_path() ? target.parent_path() : std::filesystem::path(".");
+}
+
+/// Makes the names in a folder durable. What they name is whole with or without that, so a folder
+/// that cannot be synced is no failure.
+inline void sync_folder(const std::filesystem::path& path) {
+  const FileDescriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.get() >= 0) ::fsync(folder.get());
+}
+
+/// A new file beside `target` that takes its name on commit and is removed otherwise.
+class TemporaryFile {
+ public:
+  /// @throws vha::Error naming the file as `label`.
+  TemporaryFile(std::filesystem::path target, std::string label)
+      : target_(std::move(target)),
+        label_(std::move(label)),
+        path_(folder_of(target_) / temporary_name()),
+        file_(create()) {}
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  ~TemporaryFile() {
+    if (!committed_) ::unlink(path_.c_str());
+  }
+
+  void write(const void* data, std::size_t size) {
+    constexpr std::size_t most_at_once = std::size_t{1} << 30U;  // Linux writes no more than 2 GiB
+    auto from = static_cast<const std::byte*>(data);
+    while (size > 0) {
+      const ::ssize_t written = ::write(file_.get(), from, std::min(size, most_at_once));
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) fail("a successful write", errno);
+      from += written;
+      size -= static_cast<std::size_t>(written);
+    }
+  }
+
+  /// Makes the bytes durable before the name points at them: after a power cut there is the old
+  /// file or the new one, never a part.
+  void commit() {
+    if (::fsync(file_.get()) != 0) fail("a successful fsync", errno);
+    if (std::rename(path_.c_str(), target_.c_str()) != 0) fail("a successful rename", errno);
+    committed_ = true;
+    sync_folder(folder_of(target_));
+  }
+
+ private:
+  int create() {
+    for (;;) {
+      // Not mkstemp: its mode 0600 would outlive the rename, where a user expects the umask's.
+      const int fd = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      if (fd >= 0) return fd;
+      if (errno != EEXIST) fail("a folder to write in", errno);
+      // Left by a process that was killed and had our id.
+      path_.replace_filename(temporary_name());
+    }
+  }
+
+  [[noreturn]] void fail(const std::string& expected, int code) const {
+    raise(label_, expected, errno_text(code));
+  }
+
+  std::filesystem::path target_;
+  std::string label_;
+  std::filesystem::path path_;
+  FileDescriptor file_;
+  bool committed_ = false;
+};
+
+}  // namespace vha::checkpoint::detail

@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whole checkpoints, folded and run: four samples in trainers' forms, held against the right answers.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <vector>
+#include <vha/checkpoint/fold_model.hpp>
+#include <vha/checkpoint/output_folder.hpp>
+
+#include "../../examples/qwen3.hpp"
+#include "error_of.hpp"
+#include "temporary_folder.hpp"
+
+namespace {
+
+using namespace vha::checkpoint;
+using support::error_of;
+using support::TemporaryFolder;
+using vha::Index;
+namespace fs = std::filesystem;
+
+const fs::path samples = fs::path(VHA_CASES_DIR) / ".." / "checkpoints";
+
+struct Sample {
+  const char* folder;
+  const char* expected;
+};
+std::ostream& operator<<(std::ostream& stream, const Sample& sample) {
+  return stream << sample.folder;
+}
+
+void fold(const Model& model, const fs::path& target, std::optional<Dtype> dtype = {},
+          std::uint64_t max_shard_bytes = 5'000'000'000, const vha::Executor& executor = {}) {
+  const FoldedModel folded(model, dtype, executor);
+  OutputFolder out(target, false);
+  out.write_file("config.json", folded.config().dump(2));
+  out.write_tensors(folded.tensors(), folded.metadata(), max_shard_bytes);
+  out.commit();
+}
+
+/// The elements in double, of any floating-point type.
+std::vector<double> values(const TensorView& tensor) {
+  std::vector<double> result;
+  const auto read = [&]<class S>(S) {
+    for (std::size_t at = 0; at < tensor.bytes; at += sizeof(S)) {
+      result.push_back(static_cast<double>(vha::load<S>(tensor.data + at)));
+    }
+  };
+  if (tensor.dtype == Dtype::f64) {
+    read(double());
+  } else {
+    with_scalar(floating_dtype(tensor.name, tensor.dtype), read);
+  }
+  return result;
+}
+
+double largest(const std::vector<double>& numbers) {
+  double most = 0;
+  for (const double number : numbers) most = std::max(most, std::abs(number));
+  return most;
+}
+
+class FoldModel : public testing::TestWithParam<Sample> {
+ protected:
+  fs::path folder() const { return samples / GetParam().folder; }
+  SafetensorsFile expected() const { return SafetensorsFile(samples / GetParam().expected); }
+  bool is_bf16() const {
+    return std::string_view(GetParam().expected).find("bf16") != std::string::npos;
+  }
+};
+
+TEST_P(FoldModel, GivesTheExpectedProjections) {
+  const TemporaryFolder temporary;
+  fold(Model(folder()), temporary / "out");
+  const ShardedTensors out(temporary / "out");
+  const SafetensorsFile right = expected();
+  for (int layer = 0; layer < 3; ++layer) {
+    for (const std::string name : {"q_proj", "o_proj"}) {
+      const auto prefix = "layers." + std::to_string(layer) + ".";
+      const auto& tensor = out.at("model." + prefix + "self_attn." + name + ".weight");
+      const auto& wanted = right.at(prefix + name);
+      EXPECT_EQ(tensor.shape, wanted.shape);
+      EXPECT_EQ(tensor.dtype, is_bf16() ? Dtype::bf16 : Dtype::f32);
+      const auto actual = values(tensor), exact = values(wanted);
+      ASSERT_EQ(actual.size(), exact.size());
+      for (std::size_t k = 0; k < exact.size(); ++k) {
+        if (is_bf16()) {
+          // The nearest, or but for 1e-7 of it a tie.
+          const auto nearest = static_cast<double>(vha::convert<vha::bfloat16>(exact[k]));
+          const double slack = 1e-7 * std::abs(exact[k]);
+          EXPECT_LE(std::abs(actual[k] - exact[k]), std::abs(nearest - exact[k]) + slack)
+              << tensor.name << " at " << k;
+        } else {
+          EXPECT_NEAR(actual[k], exact[k], 1e-6 * largest(exact)) << tensor.name << " at " << k;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(FoldModel, IsAStockModel) {
+  const TemporaryFolder temporary;
+  fold(Model(folder()), temporary / "out");
+  const Model out(temporary / "out");
+  EXPECT_FALSE(out.is_vha());
+  EXPECT_EQ(out.layout(), LinearLayout::out_in);
+  EXPECT_EQ(out.sizes().query_heads, 8);
+  EXPECT_EQ(out.sizes().kv_heads, 2);
+  EXPECT_EQ(out.sizes().head_dim, 16);
+  const Json& config = out.config().json();
+  EXPECT_EQ(config.at("architectures"), Json({"Qwen3ForCausalLM"}));
+  EXPECT_EQ(config.at("model_type"), "qwen3");
+  EXPECT_EQ(config.at("num_attention_heads"), 8);
+  EXPECT_EQ(config.at("num_key_value_heads"), 2);
+  EXPECT_EQ(config.at("head_dim"), 16);
+  EXPECT_EQ(config.at("torch_dtype"), is_bf16() ? "bfloat16" : "float32");
+  EXPECT_EQ(config.at("tie_word_embeddings"), true);
+  EXPECT_EQ(config.at("use_qk_norm"), true) << "unknown keys are kept";
+  EXPECT_EQ(config.begin().key(), "architectures") << "and their order";
+  for (const auto& [key, value] : config.items()) {
+    EXPECT_EQ(key.find("vha"), std::string::npos) << key;
+  }
+  EXPECT_EQ(out.tensors().metadata().at("format"), "pt");
+}
+
+TEST_P(FoldModel, MovesEverythingElseByteForByte) {
+  const TemporaryFolder temporary;
+  fold(Model(folder()), temporary / "out");
+  const ShardedTensors out(temporary / "out");
+  // The samples hold the same numbers in different forms; this one has the stock form already.
+  const ShardedTensors stock(samples / (is_bf16() ? "hf-bf16" : "hf-f32"));
+  std::size_t moved = 0;
+  for (const TensorView* const tensor : stock.tensors()) {
+    const std::string& name = tensor->name;
+    const bool is_map = name.find("vha_") != std::string::npos;
+    EXPECT_EQ(out.find(name) == nullptr, is_map) << name;
+    if (is_map || name.find("q_proj") != std::string::npos ||
+        name.find("o_proj") != std::string::npos) {
+      continue;
+    }
+    const auto& copy = out.at(name);
+    EXPECT_EQ(copy.shape, tensor->shape) << name;
+    EXPECT_EQ(copy.dtype, tensor->dtype) << name;
+    ASSERT_EQ(copy.bytes, tensor->bytes) << name;
+    EXPECT_EQ(std::memcmp(copy.data, tensor->data, copy.bytes), 0) << name;
+    ++moved;
+  }
+  EXPECT_EQ(moved, 2 + 3 * 9U);
+}
+
+TEST_P(FoldModel, GivesTheExpectedLogitsBeforeAndAfter) {
+  const TemporaryFolder temporary;
+  const Model model(folder());
+  fold(model, temporary / "out");
+  const Model folded(temporary / "out");
+  const SafetensorsFile right = expected();
+  const auto exact = values(right.at("logits"));
+  std::vector<Index> tokens;
+  const auto& stored = right.at("tokens");
+  for (std::size_t at = 0; at < stored.bytes; at += sizeof(std::int64_t)) {
+    std::int64_t token;
+    std::memcpy(&token, stored.data + at, sizeof token);
+    tokens.push_back(token);
+  }
+  const auto error = [&]<class S>(const Model& of, S, bool token_by_token) {
+    const Qwen3<S> qwen3(of);
+    auto caches = qwen3.caches(static_cast<Index>(tokens.size()));
+    Matrix logits(static_cast<Index>(tokens.size()), qwen3.vocabulary());
+    if (token_by_token) {
+      for (std::size_t t = 0; t < tokens.size(); ++t) {
+        logits.row(static_cast<Index>(t)) = qwen3.logits({tokens[t]}, caches);
+      }
+    } else {
+      logits = qwen3.logits(tokens, caches);
+    }
+    double most = 0;
+    for (std::size_t k = 0; k < exact.size(); ++k) {
+      most = std::max(most, std::abs(static_cast<double>(logits.data()[k]) - exact[k]));
+    }
+    return most / largest(exact);
+  };
+  for (const bool token_by_token : {false, true}) {
+    if (is_bf16()) {
+      EXPECT_LE(error(model, vha::bfloat16(), token_by_token), 1e-4);
+      EXPECT_LE(error(folded, vha::bfloat16(), token_by_token), 2e-2) << "rounded weights";
+    } else {
+      EXPECT_LE(error(model, float(), token_by_token), 1e-4);
+      EXPECT_LE(error(folded, float(), token_by_token), 1e-4);
+    }
+  }
+}
+
+TEST_P(FoldModel, ComparesEqualLayerByLayer) {
+  const TemporaryFolder temporary;
+  const Model model(folder());
+  fold(model, temporary / "out");
+  const Model folded(temporary / "out");
+  for (Index layer = 0; layer < model.layers(); ++layer) {
+    const double difference = compare_layers(model, folded, layer).largest_difference;
+    EXPECT_LE(difference, is_bf16() ? 2e-2 : 1e-5);
+    EXPECT_GT(maps_report(model, layer).premix_distance, 0);
+    EXPECT_GT(maps_report(model, layer).cross_group_share, 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Samples, FoldModel,
+                         testing::Values(Sample{"hf-f32", "expected-f32.safetensors"},
+                                         Sample{"hf-bf16", "expected-bf16.safetensors"},
+                                         Sample{"paddle-fused-u16", "expected-bf16.safetensors"},
+                                         Sample{"paddle-separate-f32", "expected-f32.safetensors"}),
+                         [](const auto& sample) {
+                           std::string name = sample.param.folder;
+                           std::ranges::replace(name, '-', '_');
+                           return name;
+                         });
+
+TEST(FoldModelOptions, StoresInAnotherTypeAndInShards) {
+  const TemporaryFolder temporary;
+  const Model model(samples / "hf-f32");
+  fold(model, temporary / "out", Dtype::bf16, 100'000);
+  const Model out(temporary / "out");
+  EXPECT_TRUE(fs::exists(temporary / "out" / "model.safetensors.index.json"));
+  EXPECT_EQ(out.config().string("torch_dtype"), "bfloat16");
+  for (const TensorView* const tensor : out.tensors().tensors()) {
+    EXPECT_EQ(tensor->dtype, Dtype::bf16) << tensor->name;
+  }
+  const auto from = values(model.at("embed_tokens.weight"));
+  const auto to = values(out.at("embed_tokens.weight"));
+  for (std::size_t k = 0; k < from.size(); ++k) {
+    EXPECT_EQ(to[k], static_cast<double>(vha::convert<vha::bfloat16>(from[k])));
+  }
+}
+
+/// A copy of a sample whose configuration, or whose tensors, `change` changes.
+class Changed {
+ public:
+  explicit Changed(const std::function<void(Json&, std::vector<TensorView>&)>& change,
+                   const char* sample = "hf-bf16") {
+    const SafetensorsFile file(samples / sample / "model.safetensors");
+    Json config = read_json(samples / sample / "config.json");
+    std::vector<TensorView> tensors = file.tensors();
+    change(config, tensors);
+    std::ofstream(folder_ / "config.json") << config;
+    write_safetensors(folder_ / "model.safetensors", tensors);
+  }
+  fs::path folder() const { return folder_ / ""; }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+std::string refusal(const std::function<void(Json&, std::vector<TensorView>&)>& change) {
+  const Changed changed(change);
+  return error_of([&] {
+    const Model model(changed.folder());
+    const FoldedModel folded(model);
+  });
+}
+
+TensorView& named(std::vector<TensorView>& tensors, std::string_view name) {
+  return *std::ranges::find_if(tensors, [&](const auto& t) { return t.name.ends_with(name); });
+}
+
+void drop(std::vector<TensorView>& tensors, std::string_view part) {
+  std::erase_if(tensors, [&](const auto& t) { return t.name.find(part) != std::string::npos; });
+}
+
+TEST(FoldModelRefuses, WhatIsNoFoldableModel) {
+  using Tensors = std::vector<TensorView>;
+  EXPECT_EQ(refusal([](Json&, Tensors&) {}), "no vha::Error") << "the sample itself is fine";
+  const std::pair<const char*, std::function<void(Json&, Tensors&)>> cases[] = {
+      {"Premix or Postmix",
+       [](Json& c, Tensors& t) {
+         drop(t, "vha_");
+         c["num_attention_heads"] = 4;
+         // A stock model of four heads has another output projection.
+         for (auto& tensor : t) {
+           if (tensor.name.find("o_proj") == std::string::npos) continue;
+           tensor.shape[1] /= 2;
+           tensor.bytes /= 2;
+         }
+         for (const char* key : {"vha_enable_premix", "vha_enable_postmix", "vha_postmix_rank"})
+           c.erase(key);
+       }},
+      {"layer 1", [](Json&, Tensors& t) { drop(t, "layers.1.self_attn.vha_"); }},
+      {"layers.1.self_attn.vha_postmix_V",
+       [](Json&, Tensors& t) { drop(t, "layers.1.self_attn.vha_postmix_V"); }},
+      {"has none",
+       [](Json&, Tensors& t) {
+         named(t, "layers.2.self_attn.vha_premix_weight").name = "model.vha_premix_weight";
+       }},
+      {"vha_premix_alpha",
+       [](Json&, Tensors& t) {
+         named(t, "vha_premix_weight").name = "model.layers.0.self_attn.vha_premix_alpha";
+       }},
+      {"quantization_config", [](Json& c, Tensors&) { c["quantization_config"] = Json::object(); }},
+      {"vha_shared_kv", [](Json& c, Tensors&) { c["vha_shared_kv"] = true; }},
+      {"per_layer", [](Json& c, Tensors&) { c["qk_norm_type"] = "per_layer"; }},
+      {"num_attention_heads", [](Json& c, Tensors&) { c["num_attention_heads"] = 5; }},
+      {"head_dim", [](Json& c, Tensors&) { c["head_dim"] = 32; }},
+      {"vha_postmix_rank", [](Json& c, Tensors&) { c["vha_postmix_rank"] = 3; }},
+      {"vha_enable_premix", [](Json& c, Tensors&) { c["vha_enable_premix"] = false; }},
+      {"num_key_value_heads", [](Json& c, Tensors&) { c["num_key_value_heads"] = 4; }},
+      {"num_hidden_layers", [](Json& c, Tensors&) { c["num_hidden_layers"] = 2; }},
+      {"layers.3", [](Json& c, Tensors&) { c["num_hidden_layers"] = 4; }},
+      {"q_proj.bias", [](Json& c, Tensors&) { c["attention_bias"] = true; }},
+      {"gate",
+       [](Json&, Tensors& t) {
+         named(t, "layers.0.mlp.gate_proj.weight").name =
+             "model.layers.0.self_attn.gate_proj.weight";
+       }},
+      {"q_norm", [](Json&, Tensors& t) { drop(t, "layers.0.self_attn.q_norm"); }},
+      {"quantised",
+       [](Json&, Tensors& t) {
+         auto& v = named(t, "layers.0.self_attn.v_proj.weight");
+         v.dtype = Dtype::i8;
+         v.bytes /= 2;
+       }},
+      {"v_proj.weight",
+       [](Json&, Tensors& t) {
+         std::swap(named(t, "layers.0.self_attn.v_proj.weight").shape[0],
+                   named(t, "layers.0.self_attn.v_proj.weight").shape[1]);
+       }},
+      {"model_type", [](Json& c, Tensors&) { c["model_type"] = "llama"; }},
+      {"num_hidden_layers", [](Json& c, Tensors&) { c["num_hidden_layers"] = "3"; }},
+      {"num_key_value_heads", [](Json& c, Tensors&) { c.erase("num_key_value_heads"); }},
+      {"rope_theta",
+       [](Json& c, Tensors&) {
+         c["rope_parameters"] = {{"rope_theta", 5}};
+       }},
+  };
+  for (const auto& [expected, change] : cases) {
+    const std::string message = refusal(change);
+    EXPECT_NE(message.find(expected), std::string::npos) << expected << " in: " << message;
+  }
+}
+
+TEST(FoldModelNames, FollowPatterns) {
+  const TemporaryFolder temporary;
+  std::ofstream(temporary / "names.json")
+      << R"({"block.{layer}.attn.wq": "layers.{layer}.self_attn.q_proj.weight"})";
+  const auto names = TensorNames::from_file(temporary / "names.json");
+  EXPECT_EQ(names("block.12.attn.wq"), "layers.12.self_attn.q_proj.weight");
+  EXPECT_EQ(names("block.x.attn.wq"), "block.x.attn.wq");
+  EXPECT_EQ(names("model.layers.1.mlp.up_proj.w_0"), "layers.1.mlp.up_proj.weight");
+  EXPECT_EQ(names("embedding.embed_tokens.weight"), "embed_tokens.weight");
+  std::ofstream(temporary / "names.json") << R"({"a.{x": "b"})";
+  const std::string message = error_of([&] { TensorNames::from_file(temporary / "names.json"); });
+  EXPECT_NE(message.find("a.{x"), std::string::npos) << message;
+}
+
+}  // namespace
