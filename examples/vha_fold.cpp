@@ -8,9 +8,8 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
-#include <iostream>
+#include <fstream>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -97,12 +96,22 @@ std::vector<std::filesystem::path> other_files(const std::filesystem::path& fold
   return files;
 }
 
+/// Refuses an output that the input lies in: to replace it would take the input with it.
+void refuse_output_around_input(const Options& options) {
+  const auto input = std::filesystem::weakly_canonical(options.input);
+  const auto output = std::filesystem::weakly_canonical(options.output);
+  const auto [in_output, in_input] = std::ranges::mismatch(output, input);
+  if (in_output == output.end()) {
+    vha::raise("OUTPUT_DIR", "a folder that INPUT_DIR is not in", output.string());
+  }
+}
+
 /// Compares every layer of the two models; returns the reports, the worst layer named.
-Json verify(const Model& model, const Model& folded, double bound) {
+Json verify(const Model& model, const Model& folded, double bound, const vha::Executor& executor) {
   Json result;
   double worst = -1;
   for (Index layer = 0; layer < model.layers(); ++layer) {
-    const auto report = compare_layers(model, folded, layer);
+    const auto report = compare_layers(model, folded, layer, executor);
     result["layers"].push_back(report.largest_difference);
     if (report.largest_difference > worst) {
       worst = report.largest_difference;
@@ -115,6 +124,7 @@ Json verify(const Model& model, const Model& folded, double bound) {
 }
 
 int fold(const Options& options) {
+  refuse_output_around_input(options);
   const Model model(options.input, model_options(options));
   Eigen::ThreadPool pool(std::max(1, options.threads - 1));
   const Eigen::ThreadPoolDevice device(&pool, options.threads);
@@ -130,6 +140,9 @@ int fold(const Options& options) {
                 maps.premix_distance, 100 * maps.cross_group_share);
   }
   if (options.dry_run) {
+    if (!options.overwrite && std::filesystem::exists(options.output)) {
+      vha::raise(options.output.string(), "no such file or folder", "one");
+    }
     if (!options.quiet) std::printf("dry run: nothing written\n");
     return 0;
   }
@@ -141,7 +154,7 @@ int fold(const Options& options) {
   if (options.verify) {
     const Model written(out.path());
     const auto dtype = written.linear(0, "self_attn.q_proj", "weight").dtype();
-    report["verify"] = verify(model, written, bound(dtype));
+    report["verify"] = verify(model, written, bound(dtype), device);
     const double worst = report["verify"]["worst_difference"];
     if (!options.quiet) {
       std::printf("verified: outputs differ by %.2e of the largest at most, in layer %s\n", worst,

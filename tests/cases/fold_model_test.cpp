@@ -359,4 +359,68 @@ TEST(FoldModelNames, FollowPatterns) {
   EXPECT_NE(message.find("a.{x"), std::string::npos) << message;
 }
 
+TEST(ConfigJson, IsStrict) {
+  const auto refusal = [](std::string_view text) {
+    return error_of([&] { parse_json("config.json", text); });
+  };
+  EXPECT_EQ(refusal(R"({"a": {"b": 1}, "c": {"b": 1}})"), "no vha::Error");
+  EXPECT_NE(refusal(R"({"a": 1, "a": 2})").find("\"a\""), std::string::npos);
+  EXPECT_NE(refusal(R"({"x": {"a": 1, "a": 1}})").find("two"), std::string::npos);
+  EXPECT_NE(refusal(std::string("{}\0{}", 5)).find("NUL"), std::string::npos);
+  EXPECT_NE(refusal("{").find("valid JSON"), std::string::npos);
+  EXPECT_NE(refusal("{} {}").find("valid JSON"), std::string::npos);
+  EXPECT_NE(refusal(std::string(100'000, '[')).find("64 levels"), std::string::npos);
+}
+
+TEST(ConfigJson, SpellsRopeInTwoWays) {
+  const TemporaryFolder temporary;
+  const auto config = [&](std::string_view text) {
+    std::ofstream(temporary / "config.json") << text;
+    return ModelConfig(temporary / "config.json");
+  };
+  EXPECT_EQ(config(R"({"rope_theta": 1000000})").rope_theta(), 1e6);
+  EXPECT_EQ(config(R"({"rope_theta": 1e6})").rope_theta(), 1e6);
+  EXPECT_EQ(config(R"({"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}})")
+                .rope_theta(),
+            1e6);
+  EXPECT_EQ(
+      config(R"({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 500000}})").rope_theta(),
+      5e5);
+  const std::string both = error_of([&] {
+    config(R"({"rope_theta": 10000, "rope_parameters": {"rope_theta": 500000}})").rope_theta();
+  });
+  EXPECT_NE(both.find("rope_theta"), std::string::npos) << both;
+  EXPECT_NE(both.find("rope_parameters"), std::string::npos) << both;
+  for (const char* const text :
+       {R"({"rope_scaling": {"rope_type": "yarn", "factor": 4}})",
+        R"({"rope_scaling": {"type": "linear"}})", R"({"partial_rotary_factor": 0.5})"}) {
+    EXPECT_NE(error_of([&] { config(text).require_plain_rope(); }), "no vha::Error") << text;
+  }
+  config(R"({"rope_scaling": null})").require_plain_rope();
+}
+
+TEST(ConfigJson, SaysWhichLayersHaveAWindow) {
+  const TemporaryFolder temporary;
+  const auto window = [&](std::string_view text, Index layer) {
+    std::ofstream(temporary / "config.json") << text;
+    return ModelConfig(temporary / "config.json").window(layer);
+  };
+  EXPECT_EQ(window(R"({"use_sliding_window": false, "sliding_window": 4})", 30), 0);
+  EXPECT_EQ(window(R"({"sliding_window": 4})", 30), 0);
+  const char* const from_2 =
+      R"({"use_sliding_window": true, "sliding_window": 4, "max_window_layers": 2})";
+  EXPECT_EQ(window(from_2, 1), 0);
+  EXPECT_EQ(window(from_2, 2), 4);
+  EXPECT_EQ(
+      window(
+          R"({"use_sliding_window": true, "sliding_window": 4, "layer_types": ["sliding_attention"]})",
+          0),
+      4);
+  EXPECT_EQ(
+      window(
+          R"({"use_sliding_window": true, "sliding_window": 4, "layer_types": ["full_attention"]})",
+          0),
+      0);
+}
+
 }  // namespace

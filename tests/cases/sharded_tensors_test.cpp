@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -396,7 +395,8 @@ TEST(ShardedTensors, ForgetsPagesAndKeepsBytesReadable) {
 TEST(ShardedTensors, ForgetsTensorsOfAnySizeAtAnyPlace) {
   const ShardFolder folder;
   std::vector<std::pair<std::string, std::string>> tensors;
-  for (const std::size_t size : {0, 1, 3000, 4095, 4096, 4097, 8191, 8192, 8193, 20'000}) {
+  for (const std::size_t size :
+       {0U, 1U, 3000U, 4095U, 4096U, 4097U, 8191U, 8192U, 8193U, 20'000U}) {
     tensors.emplace_back("t" + std::to_string(size), std::string(size, '\3'));
   }
   folder.add_shard("m.safetensors", tensors);

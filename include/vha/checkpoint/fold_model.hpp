@@ -239,15 +239,18 @@ inline MapsReport maps_report(const Model& model, Index layer) {
   return report;
 }
 
-/// Runs a layer of a VHA model and of its fold on the same random tokens.
+/// Runs a layer of a VHA model and of its fold on the same 32 random tokens, in float.
 inline FoldReport compare_layers(const Model& model, const Model& folded, Index layer,
-                                 Index tokens = 32) {
+                                 const Executor& executor = {}) {
+  constexpr Index tokens = 32;
   RowMajorMatrix<float> x(tokens, model.sizes().hidden);
   NormalGenerator normal(static_cast<std::uint64_t>(layer) + 1);
   for (Index k = 0; k < x.size(); ++k) x.data()[k] = static_cast<float>(normal());
   RowMajorMatrix<float> expected, actual;
   const auto run = [&](const Model& of, RowMajorMatrix<float>& out) {
-    of.with_layer<float>(layer, [&](const auto& attention) { out = attention.forward(x); });
+    of.with_layer<float>(layer,
+                         [&](const auto& attention) { out = attention.forward(x, {}, executor); });
+    of.forget_layer(layer);
   };
   run(model, expected);
   run(folded, actual);

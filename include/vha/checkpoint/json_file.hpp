@@ -21,6 +21,8 @@ using Json = nlohmann::ordered_json;
 /// @throws vha::Error naming the file, if it is not JSON, nests deeper than 64 levels, or says a key
 /// twice: parsers differ in which of the two they take.
 inline Json parse_json(const std::filesystem::path& file, std::string_view text) {
+  // The parser takes a NUL for the end of its input and would not look at what comes after.
+  if (text.find('\0') != std::string_view::npos) raise(file.string(), "valid JSON", "a NUL byte");
   constexpr int deepest = 64;
   std::vector<std::set<std::string>> keys;
   const auto watch = [&](int depth, nlohmann::json::parse_event_t event, Json& parsed) {

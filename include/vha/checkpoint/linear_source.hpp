@@ -86,9 +86,12 @@ class LinearSource {
       RowMajorMatrix<S> matrix(in_, out_);
       Index col = 0;
       for (const auto& part : parts_) {
-        const auto from = part_weight<From>(part).template cast<S>();
-        for (Index row = 0; row < in_; ++row) {
-          for (Index k = 0; k < part.count; ++k) matrix(row, col + k) = from(row, k);
+        // Only a narrower type must be asked whether the numbers fit.
+        const auto from = part_weight<From>(part);
+        if constexpr (sizeof(S) > sizeof(From)) {
+          matrix.middleCols(col, part.count) = from.template to<S>();
+        } else {
+          matrix.middleCols(col, part.count) = from.template cast<S>().template to<S>();
         }
         col += part.count;
       }

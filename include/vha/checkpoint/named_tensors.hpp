@@ -70,6 +70,15 @@ class NamedTensors {
     return detail::tensor_label(tensors_.folder(), name);
   }
 
+  /// Lets the system take back the memory of a layer's pages, as ShardedTensors::forget.
+  void forget_layer(Index layer) const {
+    const std::string prefix = layer_name(layer, "");
+    for (auto at = named_.lower_bound(prefix); at != named_.end() && at->first.starts_with(prefix);
+         ++at) {
+      tensors_.forget(*at->second);
+    }
+  }
+
   static std::string layer_name(Index layer, std::string_view part) {
     return text("layers.", layer, ".", part);
   }
