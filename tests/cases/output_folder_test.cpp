@@ -173,7 +173,7 @@ TEST(OutputFolder, LeavesNothingWithoutACommit) {
 TEST(OutputFolder, CopiesFilesByteForByte) {
   const TemporaryFolder folder;
   std::string large;
-  for (int i = 0; i < 3'000'000; ++i) large += static_cast<char>(i * i);
+  for (unsigned i = 0; i < 3'000'000; ++i) large += static_cast<char>(i * i);
   std::ofstream(folder / "large", std::ios::binary) << large;
   std::ofstream(folder / "empty").flush();
   fs::create_symlink(folder / "large", folder / "link");

@@ -214,7 +214,7 @@ def head_major(config, tensors):
 
 
 def postmix(config, tensors, trained, transposed):
-    """Postmix folded here from the trained o_proj, by M = I + V U^T or, wrong on purpose, by M^T."""
+    """Postmix folded here from the trained o_proj: by M = I + V U^T or, wrong on purpose, M^T."""
     import numpy as np
 
     result = dict(tensors)
@@ -267,12 +267,6 @@ def run_llama_cpp(args):
     trained = read_tensors(SOURCE)
     tokens, expected = read_expected(args.expected)
 
-    # Shows that the wrong M below is wrong for its transposition alone.
-    right = postmix(config, folded, trained, transposed=False)
-    for name, values in right.items():
-        same = np.abs(values - folded[name]).max() <= 1e-5 * np.abs(values).max()
-        check(same, f"{name}: not the trained one times M")
-
     def run(tensors):
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "model.gguf"
@@ -280,12 +274,20 @@ def run_llama_cpp(args):
             script = [node, str(HERE / "llama_logits.mjs"), str(modules), str(file)]
             done = subprocess.run(script + [",".join(map(str, tokens))], capture_output=True,
                                   text=True, timeout=120)
-        check(done.returncode == 0, f"node ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        output = done.stdout + done.stderr
+        check(done.returncode == 0, f"node ended with {done.returncode}:\n{output}")
         return json.loads(done.stdout)
 
     result = run(folded)
     name = f"llama.cpp {result['release']} (node-llama-cpp {result['version']})"
     line = judge(name, result["logits"], expected)
+
+    # Shows that the wrong M below is wrong for its transposition alone.
+    right = postmix(config, folded, trained, transposed=False)
+    for tensor, values in right.items():
+        same = np.abs(values - folded[tensor]).max() <= 1e-5 * np.abs(values).max()
+        check(same, f"{tensor}: not the trained one times M")
+
     for wrong, tensors in (("heads in head-major order", head_major(config, folded)),
                            ("M transposed", postmix(config, folded, trained, transposed=True))):
         difference, _ = deviation(run(tensors)["logits"], expected)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// node llama_logits.mjs NODE_MODULES MODEL.gguf TOKEN,TOKEN,...: llama.cpp's logits after each token,
-// as JSON.
+// node llama_logits.mjs NODE_MODULES MODEL.gguf TOKEN,TOKEN,...
+// prints llama.cpp's logits after each token, as JSON.
 import {readFileSync} from "node:fs";
 import {join, resolve} from "node:path";
 import {pathToFileURL} from "node:url";
