@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Folds a trained VHA checkpoint, Hugging Face's or Paddle's, to a stock Qwen3 checkpoint.
 #define EIGEN_USE_THREADS
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
@@ -9,6 +11,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -96,6 +99,30 @@ std::vector<std::filesystem::path> other_files(const std::filesystem::path& fold
   return files;
 }
 
+/// The same tensors; as their bytes go by, a line on the terminal says how many of all did.
+std::vector<StreamedTensor> with_progress(std::vector<StreamedTensor> tensors,
+                                          std::uint64_t all_bytes) {
+  struct Progress {
+    std::uint64_t done = 0;
+    std::uint64_t shown = 101;  // per cent
+  };
+  const auto progress = std::make_shared<Progress>();
+  for (StreamedTensor& tensor : tensors) {
+    tensor.write = [write = tensor.write, progress, all_bytes](const ByteSink& sink) {
+      write([&](const std::byte* data, std::size_t size) {
+        sink(data, size);
+        progress->done += size;
+        const std::uint64_t percent = progress->done * 100 / all_bytes;
+        if (percent == progress->shown) return;
+        progress->shown = percent;
+        std::fprintf(stderr, "\r[%-50s] %3d %%%s", std::string(percent / 2, '#').c_str(),
+                     static_cast<int>(percent), percent == 100 ? "\n" : "");
+      });
+    };
+  }
+  return tensors;
+}
+
 /// Refuses an output that the input lies in: to replace it would take the input with it.
 void refuse_output_around_input(const Options& options) {
   const auto input = std::filesystem::weakly_canonical(options.input);
@@ -150,7 +177,10 @@ int fold(const Options& options) {
   OutputFolder out(options.output, options.overwrite);
   for (const auto& file : other_files(options.input)) out.copy_file(file.filename(), file);
   out.write_file("config.json", folded.config().dump(2) + '\n');
-  out.write_tensors(folded.tensors(), folded.metadata(), options.max_shard_size);
+  const bool on_terminal = !options.quiet && ::isatty(STDERR_FILENO) == 1;
+  out.write_tensors(
+      on_terminal ? with_progress(folded.tensors(), folded.bytes()) : folded.tensors(),
+      folded.metadata(), options.max_shard_size);
   if (options.verify) {
     const Model written(out.path());
     const auto dtype = written.linear(0, "self_attn.q_proj", "weight").dtype();
