@@ -30,14 +30,12 @@ class Qwen3 {
     }
     const bool tied = model.config().flag("tie_word_embeddings");
     const auto& embedding = model.at("embed_tokens.weight");
-    if (embedding.shape.size() != 2) vha::raise(embedding.name, "two axes", "others");
     // [hidden, vocabulary], as the head of a model that ties them is.
     embedding_ =
         vha::checkpoint::LinearSource(vha::checkpoint::LinearLayout::out_in, embedding.shape[1],
                                       {{&embedding, 0, embedding.shape[0]}})
             .template weight<S>();
     head_.weight = tied ? embedding_ : model.linear("lm_head", "weight").template weight<S>();
-    head_.require_shape("lm_head", config_.hidden, embedding_.cols());
     norm_ = model.vector<S>("norm.weight");
     for (vha::Index k = 0; k < model.layers(); ++k) blocks_.push_back(load_block(model, k));
   }
@@ -83,26 +81,16 @@ class Qwen3 {
   };
 
   Block load_block(const vha::checkpoint::Model& model, vha::Index layer) const {
-    const auto norm = [&](const char* name) {
-      auto weight = model.vector<S>(model.layer_name(layer, name));
-      vha::require_vector(model.layer_name(layer, name), weight, config_.hidden);
-      return weight;
+    const auto linear = [&](const char* name) {
+      return vha::Linear<S>{model.linear(layer, name, "weight").template weight<S>()};
     };
-    const auto linear = [&](const char* name, std::optional<vha::Index> in,
-                            std::optional<vha::Index> out) {
-      vha::Linear<S> result{model.linear(layer, name, "weight").template weight<S>()};
-      result.require_shape(model.layer_name(layer, name), in.value_or(result.in()),
-                           out.value_or(result.out()));
-      return result;
-    };
-    Block block{.attention_norm = norm("input_layernorm.weight"),
-                .mlp_norm = norm("post_attention_layernorm.weight"),
-                .attention = {},
-                .gate = linear("mlp.gate_proj", config_.hidden, {}),
-                .up = {},
-                .down = {}};
-    block.up = linear("mlp.up_proj", config_.hidden, block.gate.out());
-    block.down = linear("mlp.down_proj", block.gate.out(), config_.hidden);
+    Block block{
+        .attention_norm = model.vector<S>(model.layer_name(layer, "input_layernorm.weight")),
+        .mlp_norm = model.vector<S>(model.layer_name(layer, "post_attention_layernorm.weight")),
+        .attention = {},
+        .gate = linear("mlp.gate_proj"),
+        .up = linear("mlp.up_proj"),
+        .down = linear("mlp.down_proj")};
     model.with_layer<S>(layer, [&](const auto& attention) {
       block.attention = [attention](const Matrix& x, vha::KvCache<float>& cache) -> Matrix {
         return attention.forward(x, cache);

@@ -275,6 +275,16 @@ void drop(std::vector<TensorView>& tensors, std::string_view part) {
   std::erase_if(tensors, [&](const auto& t) { return t.name.find(part) != std::string::npos; });
 }
 
+/// Adds a tensor of zeros, in place of one of that name.
+void add(std::vector<TensorView>& tensors, const std::string& name,
+         std::vector<std::int64_t> shape) {
+  static const std::vector<std::byte> zeros(1 << 20);
+  drop(tensors, name);
+  std::size_t bytes = 2;
+  for (const std::int64_t extent : shape) bytes *= static_cast<std::size_t>(extent);
+  tensors.push_back({name, Dtype::bf16, std::move(shape), zeros.data(), bytes});
+}
+
 TEST(FoldModelRefuses, WhatIsNoFoldableModel) {
   using Tensors = std::vector<TensorView>;
   EXPECT_EQ(refusal([](Json&, Tensors&) {}), "no vha::Error") << "the sample itself is fine";
@@ -289,7 +299,7 @@ TEST(FoldModelRefuses, WhatIsNoFoldableModel) {
            tensor.shape[1] /= 2;
            tensor.bytes /= 2;
          }
-         for (const char* key : {"vha_enable_premix", "vha_enable_postmix", "vha_postmix_rank"})
+         for (const char* key : {"use_vha_attention", "vha_enable_premix", "vha_enable_postmix", "vha_postmix_rank"})
            c.erase(key);
        }},
       {"layer 1", [](Json&, Tensors& t) { drop(t, "layers.1.self_attn.vha_"); }},
@@ -334,6 +344,32 @@ TEST(FoldModelRefuses, WhatIsNoFoldableModel) {
       {"model_type", [](Json& c, Tensors&) { c["model_type"] = "llama"; }},
       {"num_hidden_layers", [](Json& c, Tensors&) { c["num_hidden_layers"] = "3"; }},
       {"num_key_value_heads", [](Json& c, Tensors&) { c.erase("num_key_value_heads"); }},
+      {"lm_head.weight", [](Json& c, Tensors&) { c["tie_word_embeddings"] = false; }},
+      {"lm_head.weight", [](Json&, Tensors& t) { add(t, "lm_head.weight", {}); }},
+      {"model.norm.weight", [](Json&, Tensors& t) { add(t, "model.norm.weight", {8}); }},
+      {"embed_tokens", [](Json&, Tensors& t) { add(t, "model.embed_tokens.weight", {96, 1}); }},
+      {"embed_tokens", [](Json& c, Tensors&) { c["vocab_size"] = 7; }},
+      {"norm.weight", [](Json&, Tensors& t) { drop(t, "model.norm.weight"); }},
+      {"layers.1.mlp.gate_proj.weight", [](Json&, Tensors& t) { drop(t, "layers.1.mlp.gate_proj"); }},
+      {"layers.2.mlp.up_proj.weight",
+       [](Json&, Tensors& t) { add(t, "model.layers.2.mlp.up_proj.weight", {0, 64}); }},
+      {"layers.2.mlp.up_proj.weight",
+       [](Json&, Tensors& t) { add(t, "model.layers.2.mlp.up_proj.weight", {100, 64}); }},
+      {"layers.1.input_layernorm.weight",
+       [](Json&, Tensors& t) { add(t, "model.layers.1.input_layernorm.weight", {65}); }},
+      {"layers.00.self_attn.vha_premix_weight",
+       [](Json&, Tensors& t) { add(t, "model.layers.00.self_attn.vha_premix_weight", {2, 16, 16}); }},
+      {"gate_proj.bias", [](Json&, Tensors& t) { add(t, "model.layers.0.mlp.gate_proj.bias", {112}); }},
+      {"visual.x", [](Json&, Tensors& t) { add(t, "visual.x", {1}); }},
+      {"qwen3_next", [](Json& c, Tensors&) { c["model_type"] = "qwen3_next"; }},
+      {"attn_type", [](Json& c, Tensors&) { c["attn_type"] = "gqa"; }},
+      {"use_vha_attention", [](Json& c, Tensors&) { c["use_vha_attention"] = false; }},
+      {"use_qk_norm", [](Json& c, Tensors&) { c["use_qk_norm"] = false; }},
+      {"vha_premix_weight", [](Json&, Tensors& t) {
+         for (int layer = 0; layer < 3; ++layer) {
+           add(t, "model.layers." + std::to_string(layer) + ".self_attn.vha_premix_weight", {2, 16, 0});
+         }
+       }},
       {"rope_theta",
        [](Json& c, Tensors&) {
          c["rope_parameters"] = {{"rope_theta", 5}};
@@ -396,6 +432,12 @@ TEST(ConfigJson, SpellsRopeInTwoWays) {
         R"({"rope_scaling": {"type": "linear"}})", R"({"partial_rotary_factor": 0.5})"}) {
     EXPECT_NE(error_of([&] { config(text).require_plain_rope(); }), "no vha::Error") << text;
   }
+  EXPECT_NE(
+      error_of([&] {
+        config(R"({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "yarn"}})")
+            .require_plain_rope();
+      }),
+      "no vha::Error");
   config(R"({"rope_scaling": null})").require_plain_rope();
 }
 

@@ -93,12 +93,6 @@ class FoldedModel {
       return add_linear(name.substr(0, name.rfind('.')), "weight");
     }
     const TensorView& tensor = model_.at(name);
-    const bool is_floating = tensor.dtype == Dtype::f32 || tensor.dtype == Dtype::bf16 ||
-                             tensor.dtype == Dtype::f16 || tensor.dtype == Dtype::u16;
-    if (!is_floating) {
-      return add_streamed(name, tensor.dtype, tensor.shape,
-                          [&tensor](const ByteSink& sink) { sink(tensor.data, tensor.bytes); });
-    }
     // Any number of axes: all its elements are one line.
     Index size = 1;
     for (const std::int64_t extent : tensor.shape) size *= extent;
@@ -192,7 +186,8 @@ class FoldedModel {
           const From value = load<From>(data + k * sizeof(From));
           converted[k] = convert<To>(value);
           if (!is_finite(converted[k]) && is_finite(value)) {
-            raise(name, "elements in the range of " + std::string(dtype_name(to)),
+            raise(detail::printable(name),
+                  "elements in the range of " + std::string(dtype_name(to)),
                   text(static_cast<double>(value)));
           }
         }
@@ -254,7 +249,11 @@ inline FoldReport compare_layers(const Model& model, const Model& folded, Index 
   };
   run(model, expected);
   run(folded, actual);
-  return compare_outputs(expected, actual);
+  try {
+    return compare_outputs(expected, actual);
+  } catch (const Error& error) {
+    throw Error(text(model.tensors().folder().string(), ": layer ", layer, ": ", error.what()));
+  }
 }
 
 }  // namespace vha::checkpoint

@@ -2,15 +2,15 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 #include <vha/checkpoint/dtype.hpp>
+#include <vha/checkpoint/message_text.hpp>
 #include <vha/checkpoint/tensor_view.hpp>
 #include <vha/core/error.hpp>
 #include <vha/core/scalar.hpp>
@@ -70,7 +70,9 @@ class LinearSource {
   bool empty() const { return parts_.empty(); }
   Index in() const { return in_; }
   Index out() const { return out_; }
-  Dtype dtype() const { return floating_dtype(name(), parts_.front().tensor->dtype); }
+  Dtype dtype() const {
+    return floating_dtype(detail::printable(name()), parts_.front().tensor->dtype);
+  }
   const std::string& name() const { return parts_.front().tensor->name; }
   const std::vector<OutputChannels>& parts() const { return parts_; }
 
@@ -127,6 +129,7 @@ class LinearSource {
 
   template <class Bits, class Sink>
   void write_part(const OutputChannels& part, const Sink& sink) const {
+    if (part.count == 0 || in_ == 0) return;
     const auto [out_stride, in_stride] = strides(part);
     const auto size = static_cast<Index>(sizeof(Bits));
     const std::byte* const data = part.tensor->data + part.first * out_stride * size;

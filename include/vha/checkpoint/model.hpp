@@ -46,13 +46,21 @@ class Model : public NamedTensors {
       : NamedTensors(folder, std::move(options)) {
     sizes_ = layer_sizes(0);
     for (Index layer = 1; layer < layers(); ++layer) {
-      if (layer_sizes(layer) != sizes_) {
-        raise(layer_label(layer), "the sizes and the maps of layer 0", "others");
+      const AttentionSizes others = layer_sizes(layer);
+      if (others != sizes_) {
+        raise(layer_label(layer), "the sizes and the maps of layer 0, " + sizes_text(sizes_),
+              sizes_text(others));
       }
     }
-    for (Index layer = 0; layer < layers(); ++layer) check_layer(layer);
+    for (Index layer = 0; layer < layers(); ++layer) {
+      check_attention(layer);
+      check_mlp(layer);
+    }
+    check_vector("norm.weight", sizes_.hidden);
+    check_vocabulary();
     check_config();
   }
+
   const AttentionSizes& sizes() const { return sizes_; }
   bool is_vha() const { return sizes_.has_premix || sizes_.has_postmix(); }
 
@@ -201,6 +209,9 @@ class Model : public NamedTensors {
         raise(label(premix->name), text("[num_key_value_heads = ", sizes.kv_heads, ", d_q, d]"),
               shape_of(*premix));
       }
+      if (premix->shape[1] == 0 || premix->shape[2] == 0) {
+        raise(label(premix->name), "matrices", shape_of(*premix));
+      }
       sizes.has_premix = true;
       sizes.physical_head_dim = premix->shape[1];
       sizes.head_dim = premix->shape[2];
@@ -223,7 +234,11 @@ class Model : public NamedTensors {
             text("a multiple of the head's width, ", sizes.physical_head_dim), text(query));
     }
     sizes.physical_heads = query / sizes.physical_head_dim;
-    sizes.query_heads = sizes.physical_heads * (sizes.has_premix ? sizes.kv_heads : 1);
+    sizes.query_heads =
+        checked_product(layer_label(layer) + ": query heads",
+                        {sizes.physical_heads, sizes.has_premix ? sizes.kv_heads : 1});
+    checked_product(layer_label(layer) + ": query heads * head_dim",
+                    {sizes.query_heads, sizes.head_dim});
     const TensorView *const a = tensor(postmix_a_name), *const b = tensor(postmix_b_name);
     if ((a == nullptr) != (b == nullptr)) {
       raise(label(layer_name(layer, a == nullptr ? postmix_a_name : postmix_b_name)),
@@ -242,7 +257,13 @@ class Model : public NamedTensors {
     return sizes;
   }
 
-  void check_layer(Index layer) const {
+  static std::string sizes_text(const AttentionSizes& sizes) {
+    return text(sizes.physical_heads, " physical and ", sizes.query_heads, " query heads of width ",
+                sizes.head_dim, sizes.has_premix ? ", Premix" : ", no Premix", ", Postmix of rank ",
+                sizes.postmix_rank);
+  }
+
+  void check_attention(Index layer) const {
     const Index width = sizes_.kv_heads * sizes_.head_dim;
     const bool has_bias = config().flag("attention_bias");
     const auto check = [&](std::string_view name, Index in, Index out) {
@@ -255,29 +276,81 @@ class Model : public NamedTensors {
         raise(where("weight") + ", read as [in, out]", shape_text(in, out),
               shape_text(weight.in(), weight.out()));
       }
-      weight.dtype();
       if (bias.empty() == has_bias) {
         raise(where("bias"), text("attention_bias = ", has_bias ? "true" : "false"),
               has_bias ? "no such tensor" : "one");
       }
-      if (!bias.empty()) {
-        require_size(where("bias"), out, bias.out());
-        bias.dtype();
+      if (bias.empty()) return;
+      for (const auto& fused : bias.parts()) {
+        if (fused.tensor->shape.size() != 1)
+          raise(where("bias"), "one axis", shape_of(*fused.tensor));
       }
+      require_size(where("bias"), out, bias.out());
     };
     check("self_attn.q_proj", sizes_.hidden, sizes_.physical_heads * sizes_.physical_head_dim);
     check("self_attn.k_proj", sizes_.hidden, width);
     check("self_attn.v_proj", sizes_.hidden, width);
     check("self_attn.o_proj", sizes_.query_heads * sizes_.head_dim, sizes_.hidden);
-    for (const std::string_view name : {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}) {
-      const TensorView& norm = at(layer_name(layer, name));
-      if (norm.shape != std::vector<std::int64_t>{sizes_.head_dim}) {
-        raise(label(norm.name), text("the norm of a head, [", sizes_.head_dim, "]"),
-              shape_of(norm));
-      }
-      floating_dtype(label(norm.name), norm.dtype);
-    }
+    check_vector(layer_name(layer, "self_attn.q_norm.weight"), sizes_.head_dim);
+    check_vector(layer_name(layer, "self_attn.k_norm.weight"), sizes_.head_dim);
+    check_vector(layer_name(layer, "input_layernorm.weight"), sizes_.hidden);
+    check_vector(layer_name(layer, "post_attention_layernorm.weight"), sizes_.hidden);
     attention_config(layer).validate();
+  }
+
+  void check_vector(const std::string& name, Index size) const {
+    const TensorView& tensor = at(name);
+    if (tensor.shape != std::vector<std::int64_t>{size}) {
+      raise(label(tensor.name), text("[", size, "]"), shape_of(tensor));
+    }
+  }
+
+  /// The projections of a SwiGLU MLP, or of each expert's and their router.
+  void check_mlp(Index layer) const {
+    const auto check = [&](const std::string& name, std::optional<Index> in,
+                           std::optional<Index> out) {
+      const LinearSource weight = linear(layer, name, "weight");
+      const std::string where = label(layer_name(layer, name) + ".weight");
+      if (weight.empty()) raise(where, "a weight", "no such tensor");
+      if (weight.in() != in.value_or(weight.in()) || weight.out() != out.value_or(weight.out()) ||
+          weight.in() == 0 || weight.out() == 0) {
+        const auto extent = [](std::optional<Index> size) { return size ? text(*size) : "any"; };
+        raise(where + ", read as [in, out]", '[' + extent(in) + ", " + extent(out) + ']',
+              shape_text(weight.in(), weight.out()));
+      }
+      return weight.out();
+    };
+    const auto check_swiglu = [&](const std::string& mlp) {
+      const Index width = check(mlp + ".gate_proj", sizes_.hidden, {});
+      check(mlp + ".up_proj", sizes_.hidden, width);
+      check(mlp + ".down_proj", width, sizes_.hidden);
+    };
+    if (find(layer_name(layer, "mlp.gate.weight")) == nullptr) return check_swiglu("mlp");
+    const Index experts = config().size("num_experts");
+    check("mlp.gate", sizes_.hidden, experts);
+    for (Index expert = 0; expert < experts; ++expert) check_swiglu(text("mlp.experts.", expert));
+  }
+
+  void check_vocabulary() const {
+    const TensorView& embedding = at("embed_tokens.weight");
+    const auto& shape = embedding.shape;
+    const auto vocabulary = config().find_size("vocab_size");
+    if (shape.size() != 2 || shape[1] != sizes_.hidden || shape[0] == 0 ||
+        vocabulary.value_or(shape[0]) != shape[0]) {
+      raise(label(embedding.name),
+            text("[", vocabulary ? text(*vocabulary) : "vocabulary", ", ", sizes_.hidden, "]"),
+            shape_of(embedding));
+    }
+    const LinearSource head = linear("lm_head", "weight");
+    if (head.empty() && config().flag("tie_word_embeddings")) return;
+    if (head.empty()) {
+      raise(label("lm_head.weight"), "a head, since tie_word_embeddings is not true",
+            "no such tensor");
+    }
+    if (head.in() != sizes_.hidden || head.out() != shape[0]) {
+      raise(label("lm_head.weight") + ", read as [in, out]", shape_text(sizes_.hidden, shape[0]),
+            shape_text(head.in(), head.out()));
+    }
   }
 
   /// What the configuration says besides must agree with the tensors.
@@ -303,6 +376,10 @@ class Model : public NamedTensors {
               has ? "false" : "true");
       }
     };
+    enabled("use_vha_attention", is_vha());
+    if (is_vha() && config().string("attn_type", "vha") != "vha") {
+      raise(config().label("attn_type"), "\"vha\", as there are maps", "another");
+    }
     enabled("vha_enable_premix", sizes_.has_premix);
     enabled("vha_enable_postmix", sizes_.has_postmix());
     if (sizes_.has_postmix()) agree("vha_postmix_rank", sizes_.postmix_rank);

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <limits>
@@ -47,7 +44,7 @@ class ModelConfig {
     constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
     if (!value.is_number_integer() || value.get<std::int64_t>() < 1 ||
         value.get<std::int64_t>() > most) {
-      raise(label(key), "a whole number from 1 to 2147483647", value.dump());
+      raise(label(key), "a whole number from 1 to 2147483647", shown(value));
     }
     return value.get<Index>();
   }
@@ -61,7 +58,7 @@ class ModelConfig {
     const auto found = in.find(key);
     if (found == in.end() || found->is_null()) return std::nullopt;
     if (!found->is_number() || !is_finite(found->get<double>())) {
-      raise(label(key), "a number", found->dump());
+      raise(label(key), "a number", shown(*found));
     }
     return found->get<double>();
   }
@@ -72,14 +69,14 @@ class ModelConfig {
   bool flag(std::string_view key, bool otherwise = false) const {
     if (!has(key)) return otherwise;
     const Json& value = *json_.find(key);
-    if (!value.is_boolean()) raise(label(key), "true or false", value.dump());
+    if (!value.is_boolean()) raise(label(key), "true or false", shown(value));
     return value.get<bool>();
   }
 
   std::string string(std::string_view key, std::string otherwise = {}) const {
     if (!has(key)) return otherwise;
     const Json& value = *json_.find(key);
-    if (!value.is_string()) raise(label(key), "a string", value.dump());
+    if (!value.is_string()) raise(label(key), "a string", shown(value));
     return value.get<std::string>();
   }
 
@@ -89,28 +86,38 @@ class ModelConfig {
   /// and differ.
   double rope_theta() const {
     const auto plain = find_number(json_, "rope_theta");
-    const auto within = find_number(rope_parameters(), "rope_theta");
-    if (plain && within && *plain != *within) {
-      raise(label("rope_theta"),
-            "the number in \"rope_parameters\" (or rope_scaling), " + text(*within), text(*plain));
+    std::optional<double> theta = plain;
+    for (const std::string_view key : rope_keys) {
+      if (!has(key)) continue;
+      const auto within = find_number(rope_object(key), "rope_theta");
+      if (theta && within && *theta != *within) {
+        raise(label("rope_theta"), text("the number in \"", key, "\" too, ", *within),
+              text(*theta));
+      }
+      if (within) theta = within;
     }
-    return plain ? *plain : within.value_or(10000);
+    return theta.value_or(10000);
   }
 
   /// Throws Error unless RoPE is the plain one over all channels, the only one that a forward pass
   /// here computes. The fold does not depend on it.
   void require_plain_rope() const {
-    const Json& parameters = rope_parameters();
-    for (const std::string_view key : {"rope_type", "type"}) {
-      const auto type = parameters.find(key);
-      if (type != parameters.end() && *type != "default") {
-        raise(label("rope_parameters"), "rope_type \"default\" for a forward pass", type->dump());
+    const auto require_whole = [&](const Json& in) {
+      if (find_number(in, "partial_rotary_factor").value_or(1) != 1) {
+        raise(label("partial_rotary_factor"), "1 for a forward pass", "another factor");
       }
-    }
-    const auto partial = find_number(json_, "partial_rotary_factor");
-    const auto partial_within = find_number(parameters, "partial_rotary_factor");
-    if (partial.value_or(1) != 1 || partial_within.value_or(1) != 1) {
-      raise(label("partial_rotary_factor"), "1 for a forward pass", "another factor");
+    };
+    require_whole(json_);
+    for (const std::string_view key : rope_keys) {
+      if (!has(key)) continue;
+      const Json& parameters = rope_object(key);
+      require_whole(parameters);
+      for (const auto& [name, value] : parameters.items()) {
+        const bool is_type = name == "rope_type" || name == "type";
+        if (value.is_object() || (is_type && value != "default")) {
+          raise(label(key), "rope_type \"default\" alone for a forward pass", shown(parameters));
+        }
+      }
     }
   }
 
@@ -126,7 +133,10 @@ class ModelConfig {
     const Json& types = json_.at("layer_types");
     const auto at = static_cast<std::size_t>(layer);
     if (!types.is_array() || types.size() <= at) {
-      raise(label("layer_types"), "a type for each layer", types.dump());
+      raise(label("layer_types"), "a type for each layer", shown(types));
+    }
+    if (types[at] != "sliding_attention" && types[at] != "full_attention") {
+      raise(label("layer_types"), "full_attention and sliding_attention alone", shown(types[at]));
     }
     return types[at] == "sliding_attention" ? window : 0;
   }
@@ -144,22 +154,22 @@ class ModelConfig {
     result["num_attention_heads"] = query_heads;
     result["num_key_value_heads"] = kv_heads;
     result["head_dim"] = head_dim;
-    result[result.contains("dtype") ? "dtype" : "torch_dtype"] = dtype;
+    if (result.contains("dtype")) result["dtype"] = dtype;
+    if (result.contains("torch_dtype") || !result.contains("dtype")) result["torch_dtype"] = dtype;
     return result;
   }
 
  private:
   /// transformers 5 calls it rope_parameters, its forerunners rope_scaling.
-  const Json& rope_parameters() const {
-    static const Json none = Json::object();
-    for (const std::string_view key : {"rope_parameters", "rope_scaling"}) {
-      if (!has(key)) continue;
-      const Json& parameters = *json_.find(key);
-      if (!parameters.is_object()) raise(label(key), "an object", parameters.dump());
-      return parameters;
-    }
-    return none;
+  static constexpr std::string_view rope_keys[] = {"rope_parameters", "rope_scaling"};
+
+  const Json& rope_object(std::string_view key) const {
+    const Json& parameters = *json_.find(key);
+    if (!parameters.is_object()) raise(label(key), "an object", shown(parameters));
+    return parameters;
   }
+
+  static std::string shown(const Json& value) { return detail::printable(value.dump()); }
 
   std::filesystem::path file_;
   Json json_;

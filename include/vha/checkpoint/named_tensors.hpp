@@ -91,7 +91,7 @@ class NamedTensors {
 
   /// That of all linear layers; but trainers keep a head that is tied to the embedding as that is.
   LinearLayout layout_of(const TensorView& tensor, std::string_view name) const {
-    if (tensor.shape.size() == 1) return LinearLayout::in_out;
+    if (tensor.shape.size() != 2) return LinearLayout::in_out;
     if (name != "lm_head") return layout_;
     const Index hidden = config_.size("hidden_size");
     const bool first = tensor.shape[0] == hidden, last = tensor.shape.back() == hidden;
@@ -127,8 +127,11 @@ class NamedTensors {
             "per_layer");
     }
     const std::string type = config_.string("model_type", "qwen3");
-    if (!type.starts_with("qwen3") && type.find("vha") == std::string::npos) {
-      raise(config_.label("model_type"), "qwen3 or qwen3_moe", '"' + type + '"');
+    if (type != "qwen3" && type != "qwen3_moe" && type.find("vha") == std::string::npos) {
+      raise(config_.label("model_type"), "qwen3 or qwen3_moe", '"' + detail::printable(type) + '"');
+    }
+    if (!config_.flag("use_qk_norm", true)) {
+      raise(config_.label("use_qk_norm"), "true, as in a stock Qwen3 layer", "false");
     }
   }
 
@@ -139,18 +142,39 @@ class NamedTensors {
       const auto [at, is_new] = named_.emplace(std::move(name), tensor);
       in_order_.push_back(at->first);
       if (!is_new) {
-        raise(label(tensor->name), "one tensor for " + at->first,
+        raise(label(tensor->name), "one tensor for " + detail::printable(at->first),
               "\"" + detail::printable(at->second->name) + "\" too");
       }
     }
   }
 
+  static bool is_stock_alone(std::string_view name) {
+    return name == "embed_tokens.weight" || name == "norm.weight" || name == "lm_head.weight";
+  }
+
+  /// Of a layer, in any of the trainers' forms.
+  static bool is_stock_part(std::string_view part) {
+    static constexpr std::array parts{
+        "self_attn.q_proj.weight",   "self_attn.k_proj.weight", "self_attn.v_proj.weight",
+        "self_attn.qkv_proj.weight", "self_attn.o_proj.weight", "self_attn.q_proj.bias",
+        "self_attn.k_proj.bias",     "self_attn.v_proj.bias",   "self_attn.qkv_proj.bias",
+        "self_attn.o_proj.bias",     "self_attn.q_norm.weight", "self_attn.k_norm.weight",
+        "input_layernorm.weight",    "mlp.gate.weight",         "post_attention_layernorm.weight"};
+    static constexpr std::array mlp{"gate_proj.weight", "up_proj.weight", "down_proj.weight",
+                                    "up_gate_proj.weight"};
+    if (std::ranges::find(parts, part) != parts.end()) return true;
+    constexpr std::string_view of_mlp = "mlp.", of_experts = "mlp.experts.";
+    if (part.starts_with(of_experts)) {
+      part.remove_prefix(of_experts.size());
+      part.remove_prefix(std::min(part.find_first_not_of("0123456789"), part.size()));
+      return part.starts_with('.') && std::ranges::find(mlp, part.substr(1)) != mlp.end();
+    }
+    return part.starts_with(of_mlp) &&
+           std::ranges::find(mlp, part.substr(of_mlp.size())) != mlp.end();
+  }
+
   /// Whatever a stock model has no place for.
   void refuse_strangers() const {
-    static constexpr std::array known{"q_proj.weight", "k_proj.weight",   "v_proj.weight",
-                                      "o_proj.weight", "qkv_proj.weight", "q_proj.bias",
-                                      "k_proj.bias",   "v_proj.bias",     "o_proj.bias",
-                                      "qkv_proj.bias", "q_norm.weight",   "k_norm.weight"};
     for (const auto& [name, tensor] : named_) {
       const auto in_layer = layer_tensor(name);
       const std::string where = label(tensor->name);
@@ -159,27 +183,19 @@ class NamedTensors {
       }
       const auto part = in_layer ? in_layer->part : std::string_view(name);
       const bool is_map = part == premix_name || part == postmix_a_name || part == postmix_b_name;
-      if (in_layer && is_map) {
-        floating_dtype(where, tensor->dtype);
-        continue;
-      }
       if (name.find("premix_alpha") != std::string::npos) {
         raise(where, "Premix as a matrix for each K/V head", "an early form with another meaning");
       }
       for (const std::string_view word : {"vha", "premix", "postmix"}) {
-        if (name.find(word) != std::string::npos) {
+        if (!(in_layer && is_map) && name.find(word) != std::string::npos) {
           raise(where, "a map with a place in a layer", "a tensor that has none");
         }
       }
-      constexpr std::string_view attention = "self_attn.";
-      if (part.starts_with(attention) &&
-          std::ranges::find(known, part.substr(attention.size())) == known.end()) {
-        raise(where, "a part of a stock Qwen3 attention layer",
+      if (in_layer ? !is_map && !is_stock_part(part) : !is_stock_alone(name)) {
+        raise(where, "a part of a stock Qwen3 model",
               "another (with a gate, say, a layer does not fold)");
       }
-      if (dtype_size(tensor->dtype) == 1 && tensor->dtype != Dtype::boolean) {
-        raise(where, "weights that are not quantised", shape_of(*tensor));
-      }
+      floating_dtype(where, tensor->dtype);
     }
   }
 
@@ -196,7 +212,8 @@ class NamedTensors {
       voters[first == reads_hidden ? 1 : 0] = tensor;
     }
     if (voters[0] != nullptr && voters[1] != nullptr) {
-      raise(label(voters[0]->name), "the order of \"" + voters[1]->name + "\", [in, out]",
+      raise(label(voters[0]->name),
+            "the order of \"" + detail::printable(voters[1]->name) + "\", [in, out]",
             shape_of(*voters[0]));
     }
     if (voters[0] != nullptr) return LinearLayout::out_in;

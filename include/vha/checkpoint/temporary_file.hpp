@@ -74,6 +74,12 @@ class TemporaryFile {
 
  private:
   int create() {
+    // A device of that name would be replaced too, by a file.
+    std::error_code none;
+    const auto status = std::filesystem::symlink_status(target_, none);
+    if (exists(status) && !is_regular_file(status) && !is_symlink(status)) {
+      raise(label_, "a regular file to replace", "another kind of file");
+    }
     for (;;) {
       // Not mkstemp: its mode 0600 would outlive the rename, where a user expects the umask's.
       const int fd = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cstddef>
 #include <filesystem>
@@ -36,9 +35,9 @@ inline std::optional<LayerTensor> layer_tensor(std::string_view name) {
   Index layer = 0;
   const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
   const auto digits = static_cast<std::size_t>(end - name.data());
-  if (error != std::errc() || layer < 0 || digits >= name.size() || name[digits] != '.') {
-    return std::nullopt;
-  }
+  if (error != std::errc() || digits >= name.size() || name[digits] != '.') return std::nullopt;
+  // One spelling for each number, or two names would be one tensor.
+  if (name.starts_with('-') || (digits > 1 && name.starts_with('0'))) return std::nullopt;
   return LayerTensor{layer, name.substr(digits + 1)};
 }
 
