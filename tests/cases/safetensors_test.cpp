@@ -845,7 +845,12 @@ TEST(WriteSafetensors, FailsWhereNoFileCanStand) {
   EXPECT_NE(error_of([&] { write_safetensors("", {}); }).find("path"), std::string::npos);
   EXPECT_NE(error_of([&] { write_safetensors(folder.path() / "", {}); }).find("path"),
             std::string::npos);
-  EXPECT_EQ(folder.names(), std::vector<std::string>{"taken"});
+  // Nor takes a device's or a pipe's place.
+  const fs::path pipe = folder.path() / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_NE(error_of([&] { write_safetensors(pipe, {}); }).find("regular file"), std::string::npos);
+  EXPECT_TRUE(fs::is_fifo(pipe));
+  EXPECT_EQ(folder.names(), (std::vector<std::string>{"pipe", "taken"}));
 }
 
 TEST(WriteSafetensors, WritesBesideABareName) {
