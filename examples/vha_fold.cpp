@@ -180,8 +180,8 @@ void write_report(const Options& options, const Json& report) {
 }
 
 int fold(const Options& options) {
-  protect_input(options);
   const Model model(options.input, model_options(options));
+  protect_input(options);
   Eigen::ThreadPool pool(std::max(1, options.threads - 1));
   const Eigen::ThreadPoolDevice device(&pool, options.threads);
   const FoldedModel folded(model, dtype_option(options.dtype), device);
