@@ -3,9 +3,7 @@
 // that includes vha. It runs VHA and folded checkpoints alike.
 #pragma once
 
-#include <cmath>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 #include <vha/checkpoint/model.hpp>

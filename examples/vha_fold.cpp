@@ -8,7 +8,6 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -19,6 +18,8 @@
 #include <vha/checkpoint/output_folder.hpp>
 #include <vha/checkpoint/temporary_file.hpp>
 
+#include "tool.hpp"
+
 namespace {
 
 using namespace vha::checkpoint;
@@ -26,8 +27,8 @@ using vha::Index;
 using vha::text;
 
 struct Options {
-  std::filesystem::path input, output, names, report;
-  std::string layout = "auto", fused_order = "by-group", premix_position = "before-norm";
+  std::filesystem::path input, output, report;
+  std::string premix_position = "before-norm";
   std::string dtype = "keep";
   std::uint64_t max_shard_size = 5'000'000'000;
   int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
@@ -46,17 +47,6 @@ double bound(const Model& folded, Index layer) {
   return bound;
 }
 
-ModelOptions model_options(const Options& options) {
-  ModelOptions result;
-  if (options.layout != "auto") {
-    result.layout = options.layout == "in-out" ? LinearLayout::in_out : LinearLayout::out_in;
-  }
-  result.fused_order =
-      options.fused_order == "by-group" ? FusedOrder::by_group : FusedOrder::by_projection;
-  if (!options.names.empty()) result.names = TensorNames::from_file(options.names);
-  return result;
-}
-
 std::optional<Dtype> dtype_option(const std::string& name) {
   if (name == "keep") return std::nullopt;
   return name == "f32" ? Dtype::f32 : name == "f16" ? Dtype::f16 : Dtype::bf16;
@@ -64,12 +54,17 @@ std::optional<Dtype> dtype_option(const std::string& name) {
 
 /// What was found and what will be made of it.
 Json plan(const Model& model, const FoldedModel& folded) {
+  const bool in_out = model.layout() == LinearLayout::in_out;
+  const bool is_fused = std::ranges::any_of(
+      model.names(), [](const std::string& name) { return name.ends_with(".qkv_proj.weight"); });
+  const bool by_group = model.options().fused_order == FusedOrder::by_group;
   const auto& s = model.sizes();
   const auto query = model.linear(0, "self_attn.q_proj", "weight");
   Json plan;
   plan["layers"] = model.layers();
-  plan["linear_layout"] = model.layout() == LinearLayout::in_out ? "[in, out]" : "[out, in]";
-  plan["fused_qkv"] = model.find("layers.0.self_attn.qkv_proj.weight") != nullptr;
+  plan["linear_layout"] = text(in_out ? "[in, out]" : "[out, in]",
+                               model.layout_is_guess() ? ", a guess by the names" : "");
+  plan["fused_qkv"] = !is_fused ? "no" : by_group ? "by group" : "by projection";
   plan["input_dtype"] = dtype_name(query.parts().front().tensor->dtype);
   plan["hidden"] = s.hidden;
   plan["head_dim"] = s.head_dim;
@@ -179,8 +174,12 @@ void write_report(const Options& options, const Json& report) {
   file.commit();
 }
 
-int fold(const Options& options) {
-  const Model model(options.input, model_options(options));
+void fold(const Options& options, const ModelOptions& model_options) {
+  if (options.premix_position == "after-norm") {
+    vha::raise("--premix-position", "before-norm: only then is Premix a factor of W_Q",
+               "after-norm, which does not fold");
+  }
+  const Model model(options.input, model_options);
   protect_input(options);
   Eigen::ThreadPool pool(std::max(1, options.threads - 1));
   const Eigen::ThreadPoolDevice device(&pool, options.threads);
@@ -195,16 +194,13 @@ int fold(const Options& options) {
     std::printf("layer %-3td |P - I| %.4g, Postmix across groups %.1f %%\n", layer,
                 maps.premix_distance, 100 * maps.cross_group_share);
   }
-  if (options.dry_run) {
-    if (!options.overwrite && std::filesystem::exists(options.output)) {
-      vha::raise(options.output.string(), "no such file or folder", "one");
-    }
-    write_report(options, report);
-    if (!options.quiet) std::printf("dry run: nothing written\n");
-    return 0;
-  }
 
   OutputFolder out(options.output, options.overwrite);
+  if (options.dry_run) {
+    write_report(options, report);
+    if (!options.quiet) std::printf("dry run: nothing written\n");
+    return;
+  }
   for (const auto& file : other_files(options.input)) out.copy_file(file.filename(), file);
   out.write_file("config.json", folded.config().dump(2) + '\n');
   const bool on_terminal = !options.quiet && ::isatty(STDERR_FILENO) == 1;
@@ -231,7 +227,6 @@ int fold(const Options& options) {
   if (!options.quiet) {
     std::printf("folded %td layers into %s\n", model.layers(), options.output.c_str());
   }
-  return 0;
 }
 
 }  // namespace
@@ -244,17 +239,7 @@ int main(int argc, char** argv) {
       "Exit status: 0 done, 1 the model does not fold or differs, 2 bad arguments."};
   app.add_option("INPUT_DIR", options.input, "config.json and safetensors, as trained")->required();
   app.add_option("OUTPUT_DIR", options.output, "the folder to make")->required();
-  app.add_option("--layout", options.layout, "order of linear weights")
-      ->check(CLI::IsMember({"auto", "in-out", "out-in"}))
-      ->capture_default_str();
-  app.add_option("--fused-order", options.fused_order,
-                 "a fused qkv_proj is [Q0|K0|V0|Q1|...] by K/V group, or [Q|K|V] by projection")
-      ->check(CLI::IsMember({"by-group", "by-projection"}))
-      ->capture_default_str();
-  app.add_option("--names", options.names,
-                 "JSON of patterns for other trainers' names, such as "
-                 "{\"h.{layer}.wq\": \"layers.{layer}.self_attn.q_proj.weight\"}")
-      ->check(CLI::ExistingFile);
+  const ModelFlags model_flags(app);
   app.add_option("--premix-position", options.premix_position,
                  "where the trainer applied Premix: files cannot tell; after-norm does not fold")
       ->check(CLI::IsMember({"before-norm", "after-norm"}))
@@ -263,6 +248,9 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"keep", "f32", "bf16", "f16"}))
       ->capture_default_str();
   app.add_option("--max-shard-size", options.max_shard_size, "such as 5GB, 500MB")
+      ->check([](const std::string& size) {
+        return size.starts_with('-') ? "must not be negative" : std::string();
+      })
       ->transform(CLI::AsSizeValue(true))
       ->capture_default_str();
   app.add_option("--threads", options.threads, "threads to fold with; the result is the same")
@@ -274,19 +262,5 @@ int main(int argc, char** argv) {
                "hold every layer's output against the unfolded layer's (default)");
   app.add_flag("--overwrite", options.overwrite, "replace OUTPUT_DIR when the new one is complete");
   app.add_flag("--quiet", options.quiet, "print errors alone");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  try {
-    if (options.premix_position == "after-norm") {
-      vha::raise("--premix-position", "before-norm: only then is Premix a factor of W_Q",
-                 "after-norm, which does not fold");
-    }
-    return fold(options);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "vha_fold: %s\n", error.what());
-    return 1;
-  }
+  return run_tool(app, "vha_fold", argc, argv, [&] { fold(options, model_flags.options()); });
 }

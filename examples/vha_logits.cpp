@@ -3,12 +3,12 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <exception>
 #include <string>
 #include <vector>
 #include <vha/checkpoint/safetensors_writer.hpp>
 
 #include "qwen3.hpp"
+#include "tool.hpp"
 
 namespace {
 
@@ -45,6 +45,15 @@ void print(const Matrix& logits) {
   }
 }
 
+void write(const std::string& path, const Matrix& logits) {
+  const vha::checkpoint::TensorView view{"logits",
+                                         vha::checkpoint::Dtype::f32,
+                                         {logits.rows(), logits.cols()},
+                                         reinterpret_cast<const std::byte*>(logits.data()),
+                                         static_cast<std::size_t>(logits.size()) * sizeof(float)};
+  vha::checkpoint::write_safetensors(path, {&view, 1});
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -56,29 +65,13 @@ int main(int argc, char** argv) {
   app.add_option("--tokens", options.tokens, "token numbers, as 1,2,3")->delimiter(',')->required();
   app.add_flag("--cache", options.cache, "token by token through the cache, as in decode");
   app.add_option("--write", options.write, "write the logits to this safetensors file");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  try {
-    const vha::checkpoint::Model model(options.model);
+  const ModelFlags model_flags(app);
+  return run_tool(app, "vha_logits", argc, argv, [&] {
+    const vha::checkpoint::Model model(options.model, model_flags.options());
     const auto dtype = model.linear(0, "self_attn.q_proj", "weight").dtype();
     const Matrix logits = vha::checkpoint::with_scalar(
         dtype, [&](auto scalar) { return run<decltype(scalar)>(model, options); });
     print(logits);
-    if (!options.write.empty()) {
-      const vha::checkpoint::TensorView view{
-          "logits",
-          vha::checkpoint::Dtype::f32,
-          {logits.rows(), logits.cols()},
-          reinterpret_cast<const std::byte*>(logits.data()),
-          static_cast<std::size_t>(logits.size()) * sizeof(float)};
-      vha::checkpoint::write_safetensors(options.write, {&view, 1});
-    }
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "vha_logits: %s\n", error.what());
-    return 1;
-  }
+    if (!options.write.empty()) write(options.write, logits);
+  });
 }

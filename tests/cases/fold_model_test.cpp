@@ -2,6 +2,7 @@
 // Whole checkpoints, folded and run: four samples in trainers' forms, held against the right answers.
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cmath>
@@ -19,11 +20,14 @@
 
 #include "../../examples/qwen3.hpp"
 #include "error_of.hpp"
+#include "sanitized.hpp"
 #include "temporary_folder.hpp"
+#include "tensor_bytes.hpp"
 
 namespace {
 
 using namespace vha::checkpoint;
+using support::data_of;
 using support::error_of;
 using support::TemporaryFolder;
 using vha::Index;
@@ -250,10 +254,10 @@ class Changed {
     Json config = read_json(samples / sample / "config.json");
     std::vector<TensorView> tensors = file.tensors();
     change(config, tensors);
-    std::ofstream(folder_ / "config.json") << config;
+    folder_.add("config.json", config.dump());
     write_safetensors(folder_ / "model.safetensors", tensors);
   }
-  fs::path folder() const { return folder_ / ""; }
+  const fs::path& folder() const { return folder_.path(); }
 
  private:
   TemporaryFolder folder_;
@@ -360,6 +364,10 @@ TEST(FoldModelRefuses, WhatIsNoFoldableModel) {
       {"layers.00.self_attn.vha_premix_weight",
        [](Json&, Tensors& t) { add(t, "model.layers.00.self_attn.vha_premix_weight", {2, 16, 16}); }},
       {"gate_proj.bias", [](Json&, Tensors& t) { add(t, "model.layers.0.mlp.gate_proj.bias", {112}); }},
+      {"beside the fused one",
+       [](Json&, Tensors& t) { add(t, "model.layers.1.self_attn.qkv_proj.weight", {128, 64}); }},
+      {"beside the fused one",
+       [](Json&, Tensors& t) { add(t, "model.layers.1.mlp.up_gate_proj.weight", {224, 64}); }},
       {"visual.x", [](Json&, Tensors& t) { add(t, "visual.x", {1}); }},
       {"qwen3_next", [](Json& c, Tensors&) { c["model_type"] = "qwen3_next"; }},
       {"attn_type", [](Json& c, Tensors&) { c["attn_type"] = "gqa"; }},
@@ -378,6 +386,176 @@ TEST(FoldModelRefuses, WhatIsNoFoldableModel) {
   for (const auto& [expected, change] : cases) {
     const std::string message = refusal(change);
     EXPECT_NE(message.find(expected), std::string::npos) << expected << " in: " << message;
+  }
+}
+
+TEST(FoldModelForms, FusesByProjectionIfTold) {
+  const Model plain(samples / "hf-bf16");
+  std::vector<std::string> bytes;  // of the fused tensors
+  const Changed changed([&](Json&, std::vector<TensorView>& tensors) {
+    for (int layer = 0; layer < 3; ++layer) {
+      const std::string prefix = "model.layers." + std::to_string(layer) + ".self_attn.";
+      std::string& fused = bytes.emplace_back();
+      for (const char* name : {"q_proj", "k_proj", "v_proj"}) {
+        fused += data_of(named(tensors, prefix + name + ".weight"));
+        drop(tensors, prefix + name);
+      }
+    }
+    for (int layer = 0; layer < 3; ++layer) {
+      const std::string& fused = bytes[static_cast<std::size_t>(layer)];
+      tensors.push_back({"model.layers." + std::to_string(layer) + ".self_attn.qkv_proj.weight",
+                         Dtype::bf16,
+                         {128, 64},
+                         reinterpret_cast<const std::byte*>(fused.data()),
+                         fused.size()});
+    }
+  });
+  const TemporaryFolder temporary;
+  fold(plain, temporary / "plain");
+  const ShardedTensors expected(temporary / "plain");
+  for (const auto order : {FusedOrder::by_projection, FusedOrder::by_group}) {
+    const std::string target = order == FusedOrder::by_group ? "by-group" : "by-projection";
+    const Model model(changed.folder(), {.fused_order = order});
+    fold(model, temporary / target);
+    const ShardedTensors actual(temporary / target);
+    bool same = true;
+    for (const TensorView* const tensor : expected.tensors()) {
+      same = same && data_of(actual.at(tensor->name)) == data_of(*tensor);
+    }
+    EXPECT_EQ(same, order == FusedOrder::by_projection);
+  }
+}
+
+TEST(FoldModelForms, FoldsTheBiasOfTheQuery) {
+  std::vector<std::vector<vha::bfloat16>> biases;
+  const Changed changed([&](Json& config, std::vector<TensorView>& tensors) {
+    config["attention_bias"] = true;
+    const std::pair<const char*, Index> widths[] = {
+        {"q_proj", 64}, {"k_proj", 32}, {"v_proj", 32}, {"o_proj", 64}};
+    biases.reserve(12);
+    for (int layer = 0; layer < 3; ++layer) {
+      for (const auto& [name, width] : widths) {
+        auto& bias = biases.emplace_back();
+        for (Index k = 0; k < width; ++k) {
+          bias.push_back(vha::convert<vha::bfloat16>(0.125 * static_cast<double>(k % 7 - layer)));
+        }
+        tensors.push_back({"model.layers." + std::to_string(layer) + ".self_attn." + name + ".bias",
+                           Dtype::bf16,
+                           {width},
+                           reinterpret_cast<const std::byte*>(bias.data()),
+                           bias.size() * 2});
+      }
+    }
+  });
+  const TemporaryFolder temporary;
+  const Model model(changed.folder());
+  fold(model, temporary / "out", Dtype::f32);
+  const Model out(temporary / "out");
+  for (Index layer = 0; layer < 3; ++layer) {
+    const auto bias = values(model.at(Model::layer_name(layer, "self_attn.q_proj.bias")));
+    const auto maps = values(model.at(Model::layer_name(layer, Model::premix_name)));
+    const auto folded = values(out.at(Model::layer_name(layer, "self_attn.q_proj.bias")));
+    ASSERT_EQ(folded.size(), 128U);
+    for (std::size_t group = 0; group < 2; ++group) {
+      for (std::size_t head = 0; head < 4; ++head) {
+        for (std::size_t c = 0; c < 16; ++c) {
+          double sum = 0;
+          for (std::size_t k = 0; k < 16; ++k) {
+            sum += bias[head * 16 + k] * maps[(group * 16 + k) * 16 + c];
+          }
+          EXPECT_NEAR(folded[(group * 4 + head) * 16 + c], sum, 1e-6);
+        }
+      }
+    }
+    EXPECT_EQ(values(out.at(Model::layer_name(layer, "self_attn.o_proj.bias"))),
+              values(model.at(Model::layer_name(layer, "self_attn.o_proj.bias"))));
+    EXPECT_LE(compare_layers(model, out, layer).largest_difference, 1e-5);
+  }
+}
+
+TEST(FoldModelForms, SaysWhereTheOrderIsAGuess) {
+  EXPECT_FALSE(Model(samples / "hf-f32").layout_is_guess());
+  EXPECT_FALSE(Model(samples / "paddle-separate-f32").layout_is_guess());
+  // All that is left of the linear weights is square.
+  const TemporaryFolder folder;
+  const std::vector<std::byte> zeros(64 * 64 * 2);
+  for (const std::string prefix : {"model.", ""}) {
+    folder.add("config.json", R"({"hidden_size": 64, "num_hidden_layers": 1})");
+    const std::vector<TensorView> tensors{{prefix + "layers.0.self_attn.q_proj.weight",
+                                           Dtype::bf16,
+                                           {64, 64},
+                                           zeros.data(),
+                                           zeros.size()}};
+    write_safetensors(folder / "model.safetensors", tensors);
+    const NamedTensors named(folder.path());
+    EXPECT_TRUE(named.layout_is_guess());
+    EXPECT_EQ(named.layout(), prefix.empty() ? LinearLayout::in_out : LinearLayout::out_in);
+  }
+}
+
+TEST(CompareLayers, SeesHeadsInAnotherOrder) {
+  const TemporaryFolder temporary;
+  const Model model(samples / "hf-f32");
+  fold(model, temporary / "out");
+  const ShardedTensors right(temporary / "out");
+  // Two heads of layer 1's q_proj, 16 rows each, change places.
+  std::vector<TensorView> tensors;
+  for (const TensorView* const tensor : right.tensors()) tensors.push_back(*tensor);
+  TensorView& query = named(tensors, "layers.1.self_attn.q_proj.weight");
+  std::string bytes = data_of(query);
+  const std::size_t head = query.bytes / 8;
+  std::swap_ranges(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(head),
+                   bytes.begin() + static_cast<std::ptrdiff_t>(head));
+  query.data = reinterpret_cast<const std::byte*>(bytes.data());
+  fs::create_directory(temporary / "wrong");
+  fs::copy_file(temporary / "out" / "config.json", temporary / "wrong" / "config.json");
+  write_safetensors(temporary / "wrong" / "model.safetensors", tensors);
+  const Model wrong(temporary / "wrong");
+  EXPECT_LE(compare_layers(model, wrong, 0).largest_difference, 1e-5);
+  EXPECT_GT(compare_layers(model, wrong, 1).largest_difference, 0.2)
+      << "the widest bound of vha_fold";
+}
+
+TEST(FoldModelMemory, IsThatOfAFewTensors) {
+  if (support::sanitized) GTEST_SKIP() << "a sanitizer keeps freed memory";
+  constexpr Index width = 1 << 16;
+  const std::vector<std::byte> zeros(width * 64 * 2);  // 8 MiB
+  const Changed changed([&](Json& config, std::vector<TensorView>& tensors) {
+    config["intermediate_size"] = width;
+    for (TensorView& tensor : tensors) {
+      if (tensor.name.find(".mlp.") == std::string::npos) continue;
+      const bool down = tensor.name.find("down") != std::string::npos;
+      tensor.shape =
+          down ? std::vector<std::int64_t>{64, width} : std::vector<std::int64_t>{width, 64};
+      tensor.data = zeros.data();
+      tensor.bytes = zeros.size();
+    }
+  });
+  const auto peak = [] {
+    ::rusage usage{};
+    ::getrusage(RUSAGE_SELF, &usage);
+    return static_cast<std::size_t>(usage.ru_maxrss) * 1024;
+  };
+  const std::size_t before = peak();
+  const TemporaryFolder temporary;
+  const Model model(changed.folder());
+  fold(model, temporary / "out");
+  const Model out(temporary / "out");
+  for (Index layer = 0; layer < 3; ++layer) compare_layers(model, out, layer);
+  EXPECT_LE(peak(), before + 4 * zeros.size()) << "of 9 such tensors";
+}
+
+TEST(LinearSources, GiveNoBytesWhereThereAreNone) {
+  for (const std::vector<std::int64_t>& shape :
+       {std::vector<std::int64_t>{0, std::int64_t(1) << 40}, {std::int64_t(1) << 40, 0}}) {
+    const TensorView empty{"empty", Dtype::f32, shape, nullptr, 0};
+    for (const auto layout : {LinearLayout::in_out, LinearLayout::out_in}) {
+      const bool in_out = layout == LinearLayout::in_out;
+      std::size_t bytes = 0;
+      LinearSource(layout, shape[in_out ? 0 : 1], {{&empty, 0, shape[in_out ? 1 : 0]}})
+          .write_out_in([&](const std::byte*, std::size_t size) { bytes += size; });
+      EXPECT_EQ(bytes, 0U);
+    }
   }
 }
 

@@ -29,10 +29,14 @@
 
 #include "error_of.hpp"
 #include "temporary_folder.hpp"
+#include "tensor_bytes.hpp"
 
 namespace {
 
+using support::data_of;
 using support::error_of;
+using support::names_in;
+using support::read_all;
 using support::TemporaryFolder;
 using vha::checkpoint::ByteSink;
 using vha::checkpoint::Dtype;
@@ -50,23 +54,6 @@ static_assert(!std::is_move_constructible_v<OutputFolder>);
 const Metadata pt = {{"format", "pt"}};
 const std::string index_name = "model.safetensors.index.json";
 
-std::string read_all(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-std::string data_of(const TensorView& tensor) {
-  return {reinterpret_cast<const char*>(tensor.data), tensor.bytes};
-}
-
-std::vector<std::string> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    names.push_back(entry.path().filename().string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
 using Names = std::vector<std::string>;
 
 /// The files of a folder and what is in them.

@@ -23,16 +23,15 @@
 #include <vha/checkpoint/safetensors_writer.hpp>
 #include <vha/core/error.hpp>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define VHA_TEST_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define VHA_TEST_SANITIZED 1
-#endif
-#endif
+#include "sanitized.hpp"
+#include "temporary_folder.hpp"
+#include "tensor_bytes.hpp"
 
 namespace {
 
+using support::data_of;
+using support::read_all;
+using support::TemporaryFolder;
 using vha::checkpoint::Dtype;
 using vha::checkpoint::Metadata;
 using vha::checkpoint::SafetensorsFile;
@@ -56,19 +55,10 @@ std::string file_bytes(std::string_view header, std::string_view data) {
   return length_prefix(header.size()).append(header).append(data);
 }
 
-std::string read_all(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 std::string header_of(const std::string& bytes) {
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof(length));
   return bytes.substr(sizeof(length), length);
-}
-
-std::string data_of(const TensorView& tensor) {
-  return {reinterpret_cast<const char*>(tensor.data), tensor.bytes};
 }
 
 /// A view of `data`, which must outlive it.
@@ -100,54 +90,18 @@ class LimitGuard {
 /// which is no vha::Error. Does nothing where a sanitizer needs the address space.
 class AllocationGuard {
  public:
-  explicit AllocationGuard([[maybe_unused]] std::uint64_t bytes) {
-#ifndef VHA_TEST_SANITIZED
+  explicit AllocationGuard(std::uint64_t bytes) {
+    if (support::sanitized) return;
     std::uint64_t pages = 0;
     std::ifstream("/proc/self/statm") >> pages;
     if (pages != 0) {
       limit_.emplace(RLIMIT_AS,
                      pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) + bytes);
     }
-#endif
   }
 
  private:
   std::optional<LimitGuard> limit_;
-};
-
-/// A folder of its own for each test.
-class TempFolder {
- public:
-  TempFolder() {
-    std::string pattern = (fs::path(::testing::TempDir()) / "vha-safetensors-XXXXXX").string();
-    if (::mkdtemp(pattern.data()) == nullptr) std::abort();
-    path_ = pattern;
-  }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-  ~TempFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-
-  const fs::path& path() const { return path_; }
-
-  fs::path add(const std::string& name, std::string_view bytes) const {
-    std::ofstream(path_ / name, std::ios::binary) << bytes;
-    return path_ / name;
-  }
-
-  std::vector<std::string> names() const {
-    std::vector<std::string> out;
-    for (const auto& entry : fs::directory_iterator(path_)) {
-      out.push_back(entry.path().filename().string());
-    }
-    std::sort(out.begin(), out.end());
-    return out;
-  }
-
- private:
-  fs::path path_;
 };
 
 /// The text of the vha::Error that `action` throws; fails the test if it throws none.
@@ -398,7 +352,7 @@ std::vector<Hostile> hostile_files() {
 class HostileFile : public ::testing::TestWithParam<Hostile> {};
 
 TEST_P(HostileFile, IsRefusedNamingFileAndPlaceWithoutLargeAllocation) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const fs::path path = folder.add("hostile.safetensors", GetParam().bytes);
   const std::string message = error_of([&] {
     const AllocationGuard guard(std::uint64_t{8} << 20U);
@@ -419,7 +373,7 @@ INSTANTIATE_TEST_SUITE_P(Safetensors, HostileFile, ::testing::ValuesIn(hostile_f
                          [](const auto& param_info) { return param_info.param.name; });
 
 TEST(SafetensorsFile, NamesInMessagesAreShortAndPrintable) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const std::string name = "a\\u0000b\\u001b[2J" + std::string(1'000'000, 'n');
   const fs::path path = folder.add("m", file_bytes("{\"" + name + "\":null}", ""));
   const std::string message = error_of([&] { const SafetensorsFile file(path); });
@@ -429,7 +383,7 @@ TEST(SafetensorsFile, NamesInMessagesAreShortAndPrintable) {
 }
 
 TEST(SafetensorsFile, RefusesWhatIsNoRegularFile) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const fs::path missing = folder.path() / "missing";
   EXPECT_NE(error_of([&] { const SafetensorsFile file(missing); }).find(missing.string()),
             std::string::npos);
@@ -444,7 +398,7 @@ TEST(SafetensorsFile, RefusesWhatIsNoRegularFile) {
 // ----------------------------------------------------------------------------- odd but valid files
 
 TEST(SafetensorsFile, ListsTensorsByOffsetWhateverTheOrderOfTheHeader) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const SafetensorsFile file(
       folder.add("m", file_bytes(R"({"z":{"dtype":"U8","shape":[3],"data_offsets":[6,9]},)"
                                  R"("__metadata__":{"format":"pt","empty":""},)"
@@ -470,7 +424,7 @@ TEST(SafetensorsFile, ReadsMisalignedData) {
   std::string data(sizeof(values), '\0');
   std::memcpy(data.data(), values, sizeof(values));
 
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const SafetensorsFile file(folder.add("m", file_bytes(header, data)));
   const TensorView& tensor = file.at("t");
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(tensor.data) % 8, 2U);
@@ -482,7 +436,7 @@ TEST(SafetensorsFile, ReadsMisalignedData) {
 }
 
 TEST(SafetensorsFile, AcceptsEmptyTensorsAtAnyBoundary) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const SafetensorsFile file(
       folder.add("m", file_bytes(R"({"end":{"dtype":"F32","shape":[2,0],"data_offsets":[4,4]},)"
                                  R"("b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]},)"
@@ -504,7 +458,7 @@ TEST(SafetensorsFile, AcceptsEmptyTensorsAtAnyBoundary) {
 }
 
 TEST(SafetensorsFile, AcceptsOnlyEmptyTensorsAndNoData) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const SafetensorsFile file(
       folder.add("m", file_bytes(R"({"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},)"
                                  R"("b":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}})",
@@ -514,7 +468,7 @@ TEST(SafetensorsFile, AcceptsOnlyEmptyTensorsAndNoData) {
 }
 
 TEST(SafetensorsFile, AcceptsAFileWithoutTensors) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const SafetensorsFile empty(folder.add("m", file_bytes("{}", "")));
   EXPECT_TRUE(empty.tensors().empty());
   EXPECT_TRUE(empty.metadata().empty());
@@ -522,7 +476,7 @@ TEST(SafetensorsFile, AcceptsAFileWithoutTensors) {
 }
 
 TEST(SafetensorsFile, AcceptsScalarsPaddingAndWhitespace) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const SafetensorsFile file(folder.add(
       "m",
       file_bytes("{ \"t\" :\n\t{\"dtype\":\"U16\", \"shape\":[ ], \"data_offsets\":[0 ,2]}\r\n} "
@@ -533,7 +487,7 @@ TEST(SafetensorsFile, AcceptsScalarsPaddingAndWhitespace) {
 }
 
 TEST(SafetensorsFile, PaddingCostsNoMemory) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const std::uint64_t length = std::uint64_t{32} << 20U;
   std::string header = "{}";
   header.resize(length, ' ');
@@ -545,7 +499,7 @@ TEST(SafetensorsFile, PaddingCostsNoMemory) {
 }
 
 TEST(SafetensorsFile, ReadsEscapedAndUnusualNames) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const SafetensorsFile file(
       folder.add("m", file_bytes(R"({"":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
                                  R"("\u00fc\n\"":{"dtype":"U8","shape":[1],"data_offsets":[1,2]},)"
@@ -561,7 +515,7 @@ TEST(SafetensorsFile, KnowsEveryElementType) {
       {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
       {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
       {"F32", 4},  {"I64", 8}, {"U64", 8}, {"F64", 8}};
-  const TempFolder folder;
+  const TemporaryFolder folder;
   for (const auto& [name, size] : types) {
     SCOPED_TRACE(name);
     const SafetensorsFile file(folder.add(
@@ -585,7 +539,7 @@ TEST(SafetensorsFile, FindsByNameAndNamesWhatIsMissing) {
                         R"("data_offsets":[)", i, ",", i + 1, "]}");
     data += static_cast<char>(i);
   }
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const fs::path path = folder.add("m", file_bytes(header + "}", data));
   const SafetensorsFile file(path);
   EXPECT_EQ(file.path(), path);
@@ -603,7 +557,7 @@ TEST(SafetensorsFile, FindsByNameAndNamesWhatIsMissing) {
 }
 
 TEST(SafetensorsFile, ViewsSurviveMoves) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const auto bytes_with = [](const std::string& value) {
     return file_bytes(R"({"t":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", value);
   };
@@ -629,7 +583,7 @@ TEST(SafetensorsFile, ViewsSurviveMoves) {
 // ----------------------------------------------------------------------------------------- writer
 
 TEST(WriteSafetensors, WritesTheseBytes) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const fs::path path = folder.path() / "m.safetensors";
   write_safetensors(
       path, std::vector{view("b", Dtype::u8, {1, 3}, "bbb"), view("a", Dtype::bf16, {}, "aa")},
@@ -643,7 +597,7 @@ TEST(WriteSafetensors, WritesTheseBytes) {
 }
 
 TEST(WriteSafetensors, RoundTrips) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   // Every length of name, so that every amount of padding occurs.
   for (std::size_t extra = 0; extra < 8; ++extra) {
     const std::string odd = "\xC3\xBC\"\\\n" + std::string(1, '\0') + std::string(extra, 'n');
@@ -677,7 +631,7 @@ TEST(WriteSafetensors, RoundTrips) {
 }
 
 TEST(WriteSafetensors, AlignsEveryTensorForItsType) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const fs::path path = folder.path() / "m";
   write_safetensors(
       path, std::vector{view("a", Dtype::u8, {3}, "aaa"), view("b", Dtype::f32, {1}, "bbbb"),
@@ -695,7 +649,7 @@ TEST(WriteSafetensors, AlignsEveryTensorForItsType) {
 }
 
 TEST(WriteSafetensors, WritesNoTensorsAtAll) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const fs::path path = folder.path() / "m";
   write_safetensors(path, {});
   EXPECT_EQ(read_all(path), file_bytes("{}      ", ""));
@@ -704,7 +658,7 @@ TEST(WriteSafetensors, WritesNoTensorsAtAll) {
 }
 
 TEST(WriteSafetensors, ReplacesAFileThatItReadsFrom) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const fs::path path = folder.path() / "m";
   write_safetensors(path, std::vector{view("t", Dtype::u8, {4}, "1111")});
   const SafetensorsFile old(path);
@@ -718,7 +672,7 @@ TEST(WriteSafetensors, ReplacesAFileThatItReadsFrom) {
 }
 
 TEST(WriteSafetensors, GivesTheFileTheModeOfTheUmask) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const fs::path path = folder.path() / "m";
   const ::mode_t old = ::umask(0027);
   write_safetensors(path, {});
@@ -729,7 +683,7 @@ TEST(WriteSafetensors, GivesTheFileTheModeOfTheUmask) {
 }
 
 TEST(WriteSafetensors, GetsPastATemporaryFileLeftByAKilledProcess) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   // Whatever number this process has come to, one of these is the next that it takes.
   std::vector<std::string> names = {"m"};
   for (int i = 0; i < 200; ++i) {
@@ -746,7 +700,7 @@ TEST(WriteSafetensors, GetsPastATemporaryFileLeftByAKilledProcess) {
 }
 
 TEST(WriteSafetensors, WritesANameOfTheGreatestLength) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const std::string name(255, 'm');
   write_safetensors(folder.path() / name, {});
   EXPECT_EQ(folder.names(), std::vector<std::string>{name});
@@ -782,7 +736,7 @@ TEST(WriteSafetensors, RefusesBadTensorsAndLeavesTheEarlierFile) {
       {"__metadata__: expected valid UTF-8", {}, {{"k", not_utf8}}},
       {"__metadata__: expected valid UTF-8", {}, {{not_utf8, "v"}}},
   };
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const fs::path path = folder.add("m", "earlier");
   for (const Bad& bad : table) {
     SCOPED_TRACE(bad.says);
@@ -796,7 +750,7 @@ TEST(WriteSafetensors, RefusesBadTensorsAndLeavesTheEarlierFile) {
 }
 
 TEST(WriteSafetensors, FailsMidwayWithoutATrace) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const fs::path path = folder.add("m", "earlier");
   const std::string data(1 << 16, 'x');
   const std::vector<TensorView> tensors = {view("t", Dtype::u8, {1 << 16}, data)};
@@ -816,7 +770,7 @@ TEST(WriteSafetensors, FailsMidwayWithoutATrace) {
 }
 
 TEST(WriteSafetensors, FailsInAFolderThatCannotBeWritten) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const fs::path path = folder.add("m", "earlier");
   const uid_t user = ::geteuid();
   ASSERT_EQ(::chmod(folder.path().c_str(), 0555), 0);
@@ -833,7 +787,7 @@ TEST(WriteSafetensors, FailsInAFolderThatCannotBeWritten) {
 }
 
 TEST(WriteSafetensors, FailsWhereNoFileCanStand) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const fs::path absent = folder.path() / "absent" / "m";
   EXPECT_NE(error_of([&] { write_safetensors(absent, {}); }).find(absent.string()),
             std::string::npos);
@@ -854,7 +808,7 @@ TEST(WriteSafetensors, FailsWhereNoFileCanStand) {
 }
 
 TEST(WriteSafetensors, WritesBesideABareName) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const fs::path before = fs::current_path();
   fs::current_path(folder.path());
   write_safetensors("m", std::vector{view("t", Dtype::u8, {1}, "1")});

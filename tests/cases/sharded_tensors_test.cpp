@@ -17,9 +17,11 @@
 
 #include "error_of.hpp"
 #include "temporary_folder.hpp"
+#include "tensor_bytes.hpp"
 
 namespace {
 
+using support::data_of;
 using support::error_of;
 using support::TemporaryFolder;
 using vha::checkpoint::Dtype;
@@ -34,18 +36,11 @@ static_assert(std::is_move_constructible_v<ShardedTensors>);
 
 const std::string index_name = "model.safetensors.index.json";
 
-std::string data_of(const TensorView& tensor) {
-  return {reinterpret_cast<const char*>(tensor.data), tensor.bytes};
-}
-
 /// A folder of shards whose tensors are bytes, and an index.
 class ShardFolder {
  public:
-  fs::path path() const { return folder_ / ""; }
-
-  void add(const std::string& name, std::string_view bytes) const {
-    std::ofstream(folder_ / name, std::ios::binary) << bytes;
-  }
+  const fs::path& path() const { return folder_.path(); }
+  void add(const std::string& name, std::string_view bytes) const { folder_.add(name, bytes); }
 
   void add_shard(const std::string& name,
                  const std::vector<std::pair<std::string, std::string>>& tensors,
@@ -76,7 +71,8 @@ class ShardFolder {
   /// The error, which starts with the place of `file` in the folder.
   std::string error(const std::string& file) const {
     const std::string message = error_of([&] { open(); });
-    EXPECT_EQ(message.find((folder_ / file).string()), 0U) << message;
+    const fs::path place = file.empty() ? path() : folder_ / file;
+    EXPECT_EQ(message.find(place.string()), 0U) << message;
     return message;
   }
 

@@ -32,7 +32,7 @@ class FoldedModel {
     for (const std::string& name : model.names()) add(name);
   }
 
-  /// Where their bytes come from they may be asked for again.
+  /// In the order of the input's; each may be asked for its bytes any number of times.
   const std::vector<StreamedTensor>& tensors() const { return tensors_; }
 
   Json config() const {
@@ -66,9 +66,7 @@ class FoldedModel {
     if (!in_layer) return add_alone(name);
     const Index layer = in_layer->layer;
     const std::string_view part = in_layer->part;
-    const bool is_map = part == Model::premix_name || part == Model::postmix_a_name ||
-                        part == Model::postmix_b_name;
-    if (is_map) return;
+    if (Model::is_map(part)) return;
     const auto dot = name.rfind('.');
     const std::string module = name.substr(0, dot), kind = name.substr(dot + 1);
     const auto parent = module.substr(0, module.rfind('.') + 1);
@@ -93,10 +91,10 @@ class FoldedModel {
       return add_linear(name.substr(0, name.rfind('.')), "weight");
     }
     const TensorView& tensor = model_.at(name);
-    // Any number of axes: all its elements are one line.
-    Index size = 1;
-    for (const std::int64_t extent : tensor.shape) size *= extent;
-    add_moved(name, tensor.shape, LinearSource(LinearLayout::out_in, 1, {{&tensor, 0, size}}));
+    // A norm, a bias or the embedding: row by row as it stands.
+    const Index width = tensor.shape.back();
+    const Index rows = tensor.shape.size() == 2 ? tensor.shape.front() : 1;
+    add_moved(name, tensor.shape, LinearSource(LinearLayout::out_in, width, {{&tensor, 0, rows}}));
   }
 
   void add_linear(const std::string& module, const std::string& kind) {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -35,12 +34,6 @@ inline Dtype floating_dtype(const std::string& label, Dtype dtype) {
   raise(label, "F32, BF16, F16, or U16 for BF16 (a quantised or integer weight does not fold)",
         std::string(dtype_name(dtype)));
 }
-
-template <StorageScalar S>
-inline constexpr Dtype dtype_of = std::same_as<S, double>     ? Dtype::f64
-                                  : std::same_as<S, float>    ? Dtype::f32
-                                  : std::same_as<S, bfloat16> ? Dtype::bf16
-                                                              : Dtype::f16;
 
 /// Calls `body` with an object of the scalar that `dtype` names. Precondition: of floating_dtype.
 template <class Body>
@@ -82,19 +75,12 @@ class LinearSource {
     if (empty()) return {};
     return with_scalar(dtype(), [&](auto scalar) -> Weight<S> {
       using From = decltype(scalar);
-      if constexpr (std::same_as<From, S>) {
-        if (parts_.size() == 1) return part_weight<S>(parts_.front());
-      }
+      if (parts_.size() == 1) return part_weight<From>(parts_.front()).template cast<S>();
       RowMajorMatrix<S> matrix(in_, out_);
       Index col = 0;
       for (const auto& part : parts_) {
-        // Only a narrower type must be asked whether the numbers fit.
-        const auto from = part_weight<From>(part);
-        if constexpr (sizeof(S) > sizeof(From)) {
-          matrix.middleCols(col, part.count) = from.template to<S>();
-        } else {
-          matrix.middleCols(col, part.count) = from.template cast<S>().template to<S>();
-        }
+        const auto columns = part_weight<From>(part).template cast<S>();
+        matrix.middleCols(col, part.count) = columns.template to<S>();
         col += part.count;
       }
       return Weight<S>::own(std::move(matrix));
@@ -117,7 +103,7 @@ class LinearSource {
   /// The elements between one output channel and the next, and between one input and the next.
   std::pair<Index, Index> strides(const OutputChannels& part) const {
     if (layout_ == LinearLayout::out_in) return {in_, 1};
-    return {1, in_ == 0 ? 0 : part.tensor->shape.back()};
+    return {1, part.tensor->shape.back()};
   }
 
   template <StorageScalar S>
@@ -140,8 +126,8 @@ class LinearSource {
       }
       return;
     }
-    const Index rows_at_once = std::clamp<Index>(
-        static_cast<Index>(most_at_once) / std::max<Index>(1, in_ * size), 1, part.count);
+    const Index rows_at_once =
+        std::clamp<Index>(static_cast<Index>(most_at_once) / (in_ * size), 1, part.count);
     std::vector<Bits> rows(static_cast<std::size_t>(rows_at_once * in_));
     for (Index first = 0; first < part.count; first += rows_at_once) {
       const Index count = std::min(rows_at_once, part.count - first);

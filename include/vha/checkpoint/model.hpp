@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+#include <vha/checkpoint/attention_sizes.hpp>
 #include <vha/checkpoint/linear_source.hpp>
 #include <vha/checkpoint/named_tensors.hpp>
 #include <vha/checkpoint/tensor_view.hpp>
@@ -15,21 +16,6 @@
 #include <vha/vha.hpp>
 
 namespace vha::checkpoint {
-
-/// The sizes of a model's attention, from the shapes of its tensors.
-struct AttentionSizes {
-  Index hidden = 0;
-  Index head_dim = 0;
-  Index physical_head_dim = 0;
-  Index physical_heads = 0;  ///< H' of a VHA model; of a stock one its query heads
-  Index query_heads = 0;     ///< virtual ones
-  Index kv_heads = 0;
-  Index postmix_rank = 0;  ///< 0: no Postmix
-  bool has_premix = false;
-
-  bool has_postmix() const { return postmix_rank > 0; }
-  bool operator==(const AttentionSizes&) const = default;
-};
 
 /// A folder with a Qwen3 or Qwen3-MoE model, VHA or stock, whose attention layers it loads. Weights are
 /// viewed where they are mapped; layers must not outlive the model.
@@ -44,9 +30,9 @@ class Model : public NamedTensors {
   /// weights).
   explicit Model(const std::filesystem::path& folder, ModelOptions options = {})
       : NamedTensors(folder, std::move(options)) {
-    sizes_ = layer_sizes(0);
+    sizes_ = attention_sizes(*this, 0);
     for (Index layer = 1; layer < layers(); ++layer) {
-      const AttentionSizes others = layer_sizes(layer);
+      const AttentionSizes others = attention_sizes(*this, layer);
       if (others != sizes_) {
         raise(layer_label(layer), "the sizes and the maps of layer 0, " + sizes_text(sizes_),
               sizes_text(others));
@@ -170,10 +156,6 @@ class Model : public NamedTensors {
         .template weight<S>();
   }
 
-  std::string layer_label(Index layer) const {
-    return text(tensors().folder().string(), ": layer ", layer);
-  }
-
   LinearSource of_qkv(const TensorView& fused, const std::string& projection) const {
     const auto [in, out] = in_and_out(fused, layout_of(fused, "qkv_proj"));
     const Index query = sizes_.physical_heads * sizes_.physical_head_dim;
@@ -196,71 +178,6 @@ class Model : public NamedTensors {
       parts.push_back({&fused, first, sizes[which]});
     }
     return {layout_of(fused, "qkv_proj"), in, std::move(parts)};
-  }
-
-  AttentionSizes layer_sizes(Index layer) const {
-    AttentionSizes sizes{.hidden = config().size("hidden_size"),
-                         .kv_heads = config().size("num_key_value_heads")};
-    const auto tensor = [&](std::string_view part) { return find(layer_name(layer, part)); };
-    const auto outputs = [&](const TensorView& of) { return in_and_out(of, layout()).second; };
-    const TensorView* const key = tensor("self_attn.k_proj.weight");
-    if (const TensorView* const premix = tensor(premix_name)) {
-      if (premix->shape.size() != 3 || premix->shape[0] != sizes.kv_heads) {
-        raise(label(premix->name), text("[num_key_value_heads = ", sizes.kv_heads, ", d_q, d]"),
-              shape_of(*premix));
-      }
-      if (premix->shape[1] == 0 || premix->shape[2] == 0) {
-        raise(label(premix->name), "matrices", shape_of(*premix));
-      }
-      sizes.has_premix = true;
-      sizes.physical_head_dim = premix->shape[1];
-      sizes.head_dim = premix->shape[2];
-    } else if (const auto head_dim = config().find_size("head_dim")) {
-      sizes.head_dim = *head_dim;
-    } else if (key != nullptr) {
-      sizes.head_dim = outputs(*key) / sizes.kv_heads;
-    } else {
-      raise(config().label("head_dim"), "a head_dim, which no tensor tells", "no such key");
-    }
-    if (!sizes.has_premix) sizes.physical_head_dim = sizes.head_dim;
-    Index query = 0;
-    if (const TensorView* const fused = tensor("self_attn.qkv_proj.weight")) {
-      query = outputs(*fused) - 2 * sizes.kv_heads * sizes.head_dim;
-    } else {
-      query = outputs(at(layer_name(layer, "self_attn.q_proj.weight")));
-    }
-    if (sizes.physical_head_dim == 0 || query <= 0 || query % sizes.physical_head_dim != 0) {
-      raise(layer_label(layer) + ": query outputs",
-            text("a multiple of the head's width, ", sizes.physical_head_dim), text(query));
-    }
-    sizes.physical_heads = query / sizes.physical_head_dim;
-    sizes.query_heads =
-        checked_product(layer_label(layer) + ": query heads",
-                        {sizes.physical_heads, sizes.has_premix ? sizes.kv_heads : 1});
-    checked_product(layer_label(layer) + ": query heads * head_dim",
-                    {sizes.query_heads, sizes.head_dim});
-    const TensorView *const a = tensor(postmix_a_name), *const b = tensor(postmix_b_name);
-    if ((a == nullptr) != (b == nullptr)) {
-      raise(label(layer_name(layer, a == nullptr ? postmix_a_name : postmix_b_name)),
-            "both of Postmix's matrices", "one alone");
-    }
-    for (const TensorView* const matrix : {a, b}) {
-      if (matrix == nullptr) continue;
-      const bool fits = matrix->shape.size() == 2 && matrix->shape[0] == sizes.query_heads &&
-                        matrix->shape[1] > 0 && matrix->shape == a->shape;
-      if (!fits) {
-        raise(label(matrix->name), text("[query heads = ", sizes.query_heads, ", rank]"),
-              shape_of(*matrix));
-      }
-      sizes.postmix_rank = matrix->shape[1];
-    }
-    return sizes;
-  }
-
-  static std::string sizes_text(const AttentionSizes& sizes) {
-    return text(sizes.physical_heads, " physical and ", sizes.query_heads, " query heads of width ",
-                sizes.head_dim, sizes.has_premix ? ", Premix" : ", no Premix", ", Postmix of rank ",
-                sizes.postmix_rank);
   }
 
   void check_attention(Index layer) const {

@@ -43,7 +43,7 @@ class NamedTensors {
     name_tensors();
     layers_ = config_.size("num_hidden_layers");
     refuse_strangers();
-    layout_ = options_.layout ? *options_.layout : find_layout();
+    find_layout();
   }
   NamedTensors(const NamedTensors&) = delete;  // tensors are known by their addresses
   NamedTensors& operator=(const NamedTensors&) = delete;
@@ -54,6 +54,8 @@ class NamedTensors {
   Index layers() const { return layers_; }
   /// The order of the linear layers' weights.
   LinearLayout layout() const { return layout_; }
+  /// Whether all of them are square, so that the order is a guess by the tensors' names.
+  bool layout_is_guess() const { return layout_is_guess_; }
 
   /// The names of all tensors, in the one form of TensorNames, in the order of the files.
   const std::vector<std::string>& names() const { return in_order_; }
@@ -68,6 +70,10 @@ class NamedTensors {
   }
   std::string label(std::string_view name) const {
     return detail::tensor_label(tensors_.folder(), name);
+  }
+
+  std::string layer_label(Index layer) const {
+    return text(tensors_.folder().string(), ": layer ", layer);
   }
 
   /// Lets the system take back the memory of a layer's pages, as ShardedTensors::forget.
@@ -108,6 +114,10 @@ class NamedTensors {
 
   static std::string shape_of(const TensorView& tensor) {
     return detail::type_text(tensor.dtype, tensor.shape);
+  }
+  /// Whether a layer's part is one of the maps.
+  static bool is_map(std::string_view part) {
+    return part == premix_name || part == postmix_a_name || part == postmix_b_name;
   }
   static constexpr std::string_view premix_name = "self_attn.vha_premix_weight";
   static constexpr std::string_view postmix_a_name = "self_attn.vha_postmix_U";
@@ -182,25 +192,50 @@ class NamedTensors {
         raise(where, text("a layer below num_hidden_layers = ", layers_), "one beyond");
       }
       const auto part = in_layer ? in_layer->part : std::string_view(name);
-      const bool is_map = part == premix_name || part == postmix_a_name || part == postmix_b_name;
+      const bool is_layers_map = in_layer && is_map(part);
       if (name.find("premix_alpha") != std::string::npos) {
         raise(where, "Premix as a matrix for each K/V head", "an early form with another meaning");
       }
       for (const std::string_view word : {"vha", "premix", "postmix"}) {
-        if (!(in_layer && is_map) && name.find(word) != std::string::npos) {
+        if (!is_layers_map && name.find(word) != std::string::npos) {
           raise(where, "a map with a place in a layer", "a tensor that has none");
         }
       }
-      if (in_layer ? !is_map && !is_stock_part(part) : !is_stock_alone(name)) {
+      if (in_layer ? !is_layers_map && !is_stock_part(part) : !is_stock_alone(name)) {
         raise(where, "a part of a stock Qwen3 model",
               "another (with a gate, say, a layer does not fold)");
       }
       floating_dtype(where, tensor->dtype);
+      refuse_fused_twin(name, *tensor);
+    }
+  }
+
+  /// A projection that is there alone and in a fused one too.
+  void refuse_fused_twin(std::string_view name, const TensorView& tensor) const {
+    static constexpr std::pair<std::string_view, std::string_view> fused[] = {
+        {".q_proj.", ".qkv_proj."},
+        {".k_proj.", ".qkv_proj."},
+        {".v_proj.", ".qkv_proj."},
+        {".gate_proj.", ".up_gate_proj."},
+        {".up_proj.", ".up_gate_proj."}};
+    for (const auto& [alone, together] : fused) {
+      const auto at = name.find(alone);
+      if (at == std::string_view::npos) continue;
+      std::string twin(name);
+      twin.replace(at, alone.size(), together);
+      if (const TensorView* const other = find(twin)) {
+        raise(label(tensor.name), "no such tensor beside the fused one",
+              '"' + detail::printable(other->name) + "\" too");
+      }
     }
   }
 
   /// By the shapes that leave no choice, else by the names.
-  LinearLayout find_layout() const {
+  void find_layout() {
+    if (options_.layout) {
+      layout_ = *options_.layout;
+      return;
+    }
     const Index hidden = config_.size("hidden_size");
     const TensorView* voters[2] = {};
     for (const auto& [name, tensor] : named_) {
@@ -216,11 +251,11 @@ class NamedTensors {
             "the order of \"" + detail::printable(voters[1]->name) + "\", [in, out]",
             shape_of(*voters[0]));
     }
-    if (voters[0] != nullptr) return LinearLayout::out_in;
-    if (voters[1] != nullptr) return LinearLayout::in_out;
+    layout_is_guess_ = voters[0] == nullptr && voters[1] == nullptr;
     const bool hugging_face = std::ranges::any_of(
         tensors_.tensors(), [](const auto* tensor) { return tensor->name.starts_with("model."); });
-    return hugging_face ? LinearLayout::out_in : LinearLayout::in_out;
+    const bool out_in = layout_is_guess_ ? hugging_face : voters[0] != nullptr;
+    layout_ = out_in ? LinearLayout::out_in : LinearLayout::in_out;
   }
 
   ModelConfig config_;
@@ -230,6 +265,7 @@ class NamedTensors {
   std::vector<std::string> in_order_;
   Index layers_ = 0;
   LinearLayout layout_ = LinearLayout::out_in;
+  bool layout_is_guess_ = false;
 };
 
 }  // namespace vha::checkpoint

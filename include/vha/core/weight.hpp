@@ -115,11 +115,14 @@ class Weight {
       return *this;
     } else {
       RowMajorMatrix<T> stored = to<T>();
-      for (Index k = 0; k < stored.size(); ++k) {
-        const S source = view_(k / cols(), k % cols());
-        if (!is_finite(stored.data()[k]) && is_finite(source)) {
-          raise("weight", "elements in the range of the new type",
-                text(static_cast<double>(source)));
+      constexpr bool holds_all = sizeof(T) > sizeof(S);
+      for (Index row = 0; !holds_all && row < rows(); ++row) {
+        for (Index col = 0; col < cols(); ++col) {
+          const S source = view_(row, col);
+          if (!is_finite(stored(row, col)) && is_finite(source)) {
+            raise("weight", "elements in the range of the new type",
+                  text(static_cast<double>(source)));
+          }
         }
       }
       return Weight<T>::own(std::move(stored));
