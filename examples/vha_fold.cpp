@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -105,6 +106,7 @@ std::vector<std::filesystem::path> other_files(const std::filesystem::path& fold
 std::vector<StreamedTensor> with_progress(std::vector<StreamedTensor> tensors,
                                           std::uint64_t all_bytes) {
   struct Progress {
+    std::mutex mutex;
     std::uint64_t done = 0;
     std::uint64_t shown = 101;  // per cent
   };
@@ -113,6 +115,7 @@ std::vector<StreamedTensor> with_progress(std::vector<StreamedTensor> tensors,
     tensor.write = [write = tensor.write, progress, all_bytes](const ByteSink& sink) {
       write([&](const std::byte* data, std::size_t size) {
         sink(data, size);
+        const std::scoped_lock lock(progress->mutex);
         progress->done += size;
         const std::uint64_t percent = progress->done * 100 / all_bytes;
         if (percent == progress->shown) return;
@@ -170,7 +173,7 @@ void write_report(const Options& options, const Json& report) {
   if (options.report.empty()) return;
   detail::TemporaryFile file(options.report, options.report.string());
   const std::string text = report.dump(2) + '\n';
-  file.write(text.data(), text.size());
+  file.write(0, text.data(), text.size());
   file.commit();
 }
 
@@ -183,7 +186,7 @@ void fold(const Options& options, const ModelOptions& model_options) {
   protect_input(options);
   Eigen::ThreadPool pool(std::max(1, options.threads - 1));
   const Eigen::ThreadPoolDevice device(&pool, options.threads);
-  const FoldedModel folded(model, dtype_option(options.dtype), device);
+  const FoldedModel folded(model, dtype_option(options.dtype));
   Json report = plan(model, folded);
   if (!options.quiet) print(report);
   for (Index layer = 0; layer < model.layers(); ++layer) {
@@ -204,9 +207,11 @@ void fold(const Options& options, const ModelOptions& model_options) {
   for (const auto& file : other_files(options.input)) out.copy_file(file.filename(), file);
   out.write_file("config.json", folded.config().dump(2) + '\n');
   const bool on_terminal = !options.quiet && ::isatty(STDERR_FILENO) == 1;
+  // A few threads keep a disk busy; more would only need more memory.
+  const Eigen::ThreadPoolDevice writers(&pool, std::min(options.threads, 4));
   out.write_tensors(
       on_terminal ? with_progress(folded.tensors(), folded.bytes()) : folded.tensors(),
-      folded.metadata(), options.max_shard_size);
+      folded.metadata(), options.max_shard_size, writers);
   if (options.verify) report["verify"] = verify(model, Model(out.path()), device);
   write_report(options, report);
   if (options.verify) {

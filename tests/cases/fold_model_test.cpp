@@ -45,10 +45,10 @@ std::ostream& operator<<(std::ostream& stream, const Sample& sample) {
 
 void fold(const Model& model, const fs::path& target, std::optional<Dtype> dtype = {},
           std::uint64_t max_shard_bytes = 5'000'000'000, const vha::Executor& executor = {}) {
-  const FoldedModel folded(model, dtype, executor);
+  const FoldedModel folded(model, dtype);
   OutputFolder out(target, false);
   out.write_file("config.json", folded.config().dump(2));
-  out.write_tensors(folded.tensors(), folded.metadata(), max_shard_bytes);
+  out.write_tensors(folded.tensors(), folded.metadata(), max_shard_bytes, executor);
   out.commit();
 }
 

@@ -404,6 +404,40 @@ TEST(ShardedTensors, ForgetsTensorsOfAnySizeAtAnyPlace) {
   }
 }
 
+TEST(ShardedTensors, ReadsAnyPartOfATensor) {
+  const ShardFolder folder;
+  std::string large(2'500'000, '\0');
+  for (std::size_t i = 0; i < large.size(); ++i) large[i] = static_cast<char>(i * i >> 7U);
+  folder.add_shard("1.safetensors", {{"a", "abc"}, {"large", large}, {"empty", ""}});
+  folder.add_shard("2.safetensors", {{"b", "xyz"}});
+  folder.add_index(R"({"a":"1.safetensors","large":"1.safetensors","empty":"1.safetensors",
+                       "b":"2.safetensors"})");
+  ShardedTensors opened = folder.open();
+  const ShardedTensors sharded = std::move(opened);
+  const auto part = [&](const std::string& name, std::size_t first, std::size_t size) {
+    std::string read;
+    sharded.read(sharded.at(name), first, size, [&](const std::byte* data, std::size_t more) {
+      read.append(reinterpret_cast<const char*>(data), more);
+    });
+    return read;
+  };
+  EXPECT_EQ(part("a", 0, 3), "abc");
+  EXPECT_EQ(part("b", 1, 2), "yz");
+  EXPECT_EQ(part("empty", 0, 0), "");
+  EXPECT_EQ(part("large", 0, large.size()), large);
+  EXPECT_EQ(part("large", 12'345, 2'000'001), large.substr(12'345, 2'000'001));
+}
+
+TEST(ShardedTensors, NoticesWhereAFileIsShortened) {
+  const ShardFolder folder;
+  folder.add_shard("m.safetensors", {{"t", std::string(100'000, 't')}});
+  const ShardedTensors sharded = folder.open();
+  fs::resize_file(folder.path() / "m.safetensors", 50'000);
+  const auto ignore = [](const std::byte*, std::size_t) {};
+  expect_in(error_of([&] { sharded.read(sharded.at("t"), 0, 100'000, ignore); }),
+            {(folder.path() / "m.safetensors").string(), "fewer"});
+}
+
 TEST(ShardedTensors, ForgetsNothingOfOthers) {
   const ShardFolder folder;
   folder.add_shard("m.safetensors", {{"t", "1"}});

@@ -84,7 +84,7 @@ TYPED_TEST(FoldWeightsOf, QueryBlocksAreTimesTheirMapRoundedOnce) {
 
 TYPED_TEST(FoldWeightsOf, OutputBlocksAreMixedRoundedOnce) {
   using S = TypeParam;
-  constexpr Index heads = 6, head_dim = 5, hidden = 9;
+  constexpr Index heads = 6, head_dim = 19, hidden = 9;  // more channels than fold at a time
   const auto output = random_weight<S>(heads * head_dim, hidden, 1);
   const auto turned = Weight<S>::own(output.template to<S>().transpose());
   const auto bias = random_weight<S>(1, hidden, 2);

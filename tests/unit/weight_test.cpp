@@ -44,6 +44,31 @@ TEST(View, ReadsByStrides) {
   EXPECT_EQ(block(1, 0), view(2, 1));
 }
 
+// Transposed matrices are copied tile by tile: sizes on both sides of a tile's.
+TEST(View, CopiesElementsOfAnyOrderRowByRow) {
+  for (const Index rows : {1, 31, 32, 33, 70}) {
+    for (const Index cols : {1, 2, 63, 64, 65, 130}) {
+      struct Strides {
+        Index row, col;
+      };
+      for (const auto [row_stride, col_stride] :
+           {Strides{cols, 1}, Strides{1, rows}, Strides{2, 2 * rows + 1}, Strides{3 * cols, 3}}) {
+        std::vector<float> source(static_cast<std::size_t>(rows * row_stride + cols * col_stride));
+        std::iota(source.begin(), source.end(), 1.0F);
+        const vha::MatrixView<float> view{reinterpret_cast<const std::byte*>(source.data()), rows,
+                                          cols, row_stride, col_stride};
+        std::vector<double> copied(static_cast<std::size_t>(rows * cols + 1), -1);
+        vha::copy_elements(view, copied.data());
+        for (Index k = 0; k < rows * cols; ++k) {
+          ASSERT_EQ(copied[static_cast<std::size_t>(k)], view(k / cols, k % cols))
+              << rows << 'x' << cols << ' ' << row_stride << ' ' << col_stride << ' ' << k;
+        }
+        EXPECT_EQ(copied.back(), -1);
+      }
+    }
+  }
+}
+
 TEST(View, HeadsInBothOrders) {
   auto memory = counted<double>(2 * 3 * 4 * 5);  // tokens, groups, group_size, head_dim
   const auto by_token = vha::token_major_heads(memory.data(), 2, 3, 4, 5);

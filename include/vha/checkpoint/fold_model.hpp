@@ -22,9 +22,8 @@ class FoldedModel {
  public:
   /// `dtype` is what all floating-point tensors are stored as; by default each stays what it is.
   /// @throws vha::Error where the model is no VHA model, or a tensor has no place in a stock one.
-  explicit FoldedModel(const Model& model, std::optional<Dtype> dtype = {},
-                       const Executor& executor = {})
-      : model_(model), dtype_(dtype), executor_(executor) {
+  explicit FoldedModel(const Model& model, std::optional<Dtype> dtype = {})
+      : model_(model), dtype_(dtype) {
     if (!model.is_vha()) {
       raise(model.tensors().folder().string(), "Premix or Postmix maps in its layers",
             "none: it is a stock model, or its maps have other names");
@@ -32,7 +31,8 @@ class FoldedModel {
     for (const std::string& name : model.names()) add(name);
   }
 
-  /// In the order of the input's; each may be asked for its bytes any number of times.
+  /// In the order of the input's; each may be asked for its bytes any number of times, several at a
+  /// time.
   const std::vector<StreamedTensor>& tensors() const { return tensors_; }
 
   Json config() const {
@@ -111,11 +111,18 @@ class FoldedModel {
   void add_moved(const std::string& name, std::vector<std::int64_t> shape, LinearSource source) {
     const Dtype from = source.dtype(), to = stored(from);
     add_streamed(name, to, std::move(shape), [this, source, from, to](const ByteSink& sink) {
-      const auto chunk = [&](const std::byte* data, std::size_t size) {
+      const auto piece = [&](const std::byte* data, std::size_t size) {
         convert_bytes(source.name(), from, to, data, size, sink);
-        forget(source);
       };
-      source.write_out_in(chunk);
+      if (source.layout() == LinearLayout::in_out) {
+        source.write_out_in(piece);
+        return forget(source);
+      }
+      const auto channel = static_cast<std::size_t>(source.in()) * dtype_size(from);
+      for (const auto& part : source.parts()) {
+        model_.tensors().read(*part.tensor, static_cast<std::size_t>(part.first) * channel,
+                              static_cast<std::size_t>(part.count) * channel, piece);
+      }
     });
   }
 
@@ -126,18 +133,17 @@ class FoldedModel {
     const Index out = model_.sizes().query_heads * model_.sizes().head_dim;
     std::vector<std::int64_t> shape{out, source.in()};
     if (kind == "bias") shape.pop_back();
-    add_folded(name, std::move(shape), source, [this, layer, source]<class To>(To) {
-      return folded_query<To>(source.name(), source.weight<float>(),
-                              model_.premix_maps<float>(layer), executor_);
+    add_folded(name, std::move(shape), source, [this, layer, source]<class To, class S>(To, S) {
+      return folded_query<To>(source.name(), source.weight<S>(), model_.premix_maps<float>(layer));
     });
   }
 
   void add_output(Index layer) {
     const auto source = model_.linear(layer, "self_attn.o_proj", "weight");
     add_folded(Model::layer_name(layer, "self_attn.o_proj.weight"), shape_of(source, "weight"),
-               source, [this, layer, source]<class To>(To) {
-                 return folded_output<To>(source.name(), source.weight<float>(),
-                                          model_.postmix<float>(layer).dense(), executor_);
+               source, [this, layer, source]<class To, class S>(To, S) {
+                 return folded_output<To>(source.name(), source.weight<S>(),
+                                          model_.postmix<float>(layer).dense());
                });
   }
 
@@ -148,7 +154,8 @@ class FoldedModel {
     const Dtype to = stored(source.dtype());
     add_streamed(name, to, std::move(shape), [this, source, to, fold](const ByteSink& sink) {
       with_scalar(to, [&](auto scalar) {
-        const auto folded = fold(scalar);
+        const auto folded = with_scalar(
+            source.dtype(), [&](auto source_scalar) { return fold(scalar, source_scalar); });
         forget(source);
         const TensorView view{{},
                               to,
@@ -196,7 +203,6 @@ class FoldedModel {
 
   const Model& model_;
   std::optional<Dtype> dtype_;
-  Executor executor_;
   std::vector<StreamedTensor> tensors_;
 };
 

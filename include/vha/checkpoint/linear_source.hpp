@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +11,7 @@
 #include <vha/checkpoint/tensor_view.hpp>
 #include <vha/core/error.hpp>
 #include <vha/core/scalar.hpp>
+#include <vha/core/view.hpp>
 #include <vha/core/weight.hpp>
 
 // Projections as they stand in a checkpoint: `[in, out]` or `[out, in]`, alone or fused with others
@@ -60,6 +59,7 @@ class LinearSource {
     for (const auto& part : parts_) out_ += part.count;
   }
 
+  LinearLayout layout() const { return layout_; }
   bool empty() const { return parts_.empty(); }
   Index in() const { return in_; }
   Index out() const { return out_; }
@@ -91,15 +91,13 @@ class LinearSource {
   /// are.
   template <class Sink>
   void write_out_in(const Sink& sink) const {
-    for (const auto& part : parts_) {
-      dtype_size(part.tensor->dtype) == 4 ? write_part<std::uint32_t>(part, sink)
-                                          : write_part<std::uint16_t>(part, sink);
-    }
+    if (empty()) return;
+    with_scalar(dtype(), [&]<class S>(S) {
+      for (const auto& part : parts_) write_part<S>(part, sink);
+    });
   }
 
  private:
-  static constexpr std::size_t most_at_once = std::size_t{1} << 23U;
-
   /// The elements between one output channel and the next, and between one input and the next.
   std::pair<Index, Index> strides(const OutputChannels& part) const {
     if (layout_ == LinearLayout::out_in) return {in_, 1};
@@ -113,36 +111,20 @@ class LinearSource {
     return Weight<S>::view(part.tensor->data + offset, in_, part.count, in_stride, out_stride);
   }
 
-  template <class Bits, class Sink>
+  template <StorageScalar S, class Sink>
   void write_part(const OutputChannels& part, const Sink& sink) const {
-    if (part.count == 0 || in_ == 0) return;
+    if (in_ == 0) return;
+    constexpr Index elements_at_once = (Index(1) << 20) / static_cast<Index>(sizeof(S));
     const auto [out_stride, in_stride] = strides(part);
-    const auto size = static_cast<Index>(sizeof(Bits));
-    const std::byte* const data = part.tensor->data + part.first * out_stride * size;
-    if (in_stride == 1) {
-      const auto bytes = static_cast<std::size_t>(part.count * in_ * size);
-      for (std::size_t at = 0; at < bytes; at += most_at_once) {
-        sink(data + at, std::min(most_at_once, bytes - at));
-      }
-      return;
-    }
-    const Index rows_at_once =
-        std::clamp<Index>(static_cast<Index>(most_at_once) / (in_ * size), 1, part.count);
-    std::vector<Bits> rows(static_cast<std::size_t>(rows_at_once * in_));
+    const std::byte* const data = part.tensor->data;
+    const Index rows_at_once = std::max<Index>(elements_at_once / in_, 1);
+    std::vector<S> rows(static_cast<std::size_t>(std::min(rows_at_once, part.count) * in_));
     for (Index first = 0; first < part.count; first += rows_at_once) {
       const Index count = std::min(rows_at_once, part.count - first);
-      // A few inputs at a time, so that both sides stay in the cache.
-      constexpr Index tile = 32;
-      for (Index i = 0; i < in_; i += tile) {
-        for (Index o = 0; o < count; ++o) {
-          for (Index k = i; k < std::min(in_, i + tile); ++k) {
-            std::memcpy(&rows[static_cast<std::size_t>(o * in_ + k)],
-                        data + ((first + o) * out_stride + k * in_stride) * size, sizeof(Bits));
-          }
-        }
-      }
+      const MatrixView<S> channels{data, part.first + part.count, in_, out_stride, in_stride};
+      copy_elements(channels.block(part.first + first, 0, count, in_), rows.data());
       sink(reinterpret_cast<const std::byte*>(rows.data()),
-           static_cast<std::size_t>(count * in_ * size));
+           static_cast<std::size_t>(count * in_) * sizeof(S));
     }
   }
 

@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vha/checkpoint/message_text.hpp>
 #include <vha/core/error.hpp>
 
@@ -22,8 +23,11 @@ namespace vha::checkpoint::detail {
 class FileDescriptor {
  public:
   explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
   ~FileDescriptor() {
     if (fd_ >= 0) ::close(fd_);
   }
@@ -48,8 +52,26 @@ class RegularFile {
     if (!S_ISREG(status.st_mode)) raise(path.string(), "a regular file", "another kind of file");
     size_ = static_cast<std::size_t>(status.st_size);
   }
-  int get() const { return file_.get(); }
   std::size_t size() const { return size_; }
+
+  /// Reads up to `size` bytes from byte `at` on; fewer, down to none, where the file ends.
+  /// @throws vha::Error naming the file as `label`, where it cannot be read.
+  std::size_t read(const std::string& label, std::size_t at, std::byte* data,
+                   std::size_t size) const {
+    for (;;) {
+      const ::ssize_t given = ::pread(file_.get(), data, size, static_cast<::off_t>(at));
+      if (given >= 0) return static_cast<std::size_t>(given);
+      if (errno != EINTR) raise(label, "a successful read", errno_text(errno));
+    }
+  }
+
+  /// All of it, as memory. Precondition: it is not empty.
+  /// @throws vha::Error naming the file as `label`, where it cannot be mapped.
+  const std::byte* map(const std::string& label) const {
+    void* const address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file_.get(), 0);
+    if (address == MAP_FAILED) raise(label, "a file to map", errno_text(errno));
+    return static_cast<const std::byte*>(address);
+  }
 
  private:
   FileDescriptor file_;
@@ -61,10 +83,14 @@ class MappedFile {
  public:
   /// @throws vha::Error naming the file, if it cannot be mapped or has less than `least` bytes.
   /// Precondition: `least` > 0.
-  MappedFile(const std::filesystem::path& path, std::size_t least) : bytes_(map(path, least)) {}
+  MappedFile(const std::filesystem::path& path, std::size_t least)
+      : file_(path), bytes_(map(path, least)) {}
 
   const std::byte* data() const { return bytes_.get(); }
-  std::size_t size() const { return bytes_.get_deleter().size; }
+  std::size_t size() const { return file_.size(); }
+
+  /// The same file, to be read piece by piece.
+  const RegularFile& file() const { return file_; }
 
  private:
   struct Unmap {
@@ -75,17 +101,14 @@ class MappedFile {
   };
   using Mapping = std::unique_ptr<const std::byte, Unmap>;
 
-  static Mapping map(const std::filesystem::path& path, std::size_t least) {
-    const RegularFile file(path);
-    const std::size_t size = file.size();
-    if (size < least) {
-      raise(path.string(), "at least " + std::to_string(least) + " bytes", std::to_string(size));
+  Mapping map(const std::filesystem::path& path, std::size_t least) const {
+    if (size() < least) {
+      raise(path.string(), "at least " + std::to_string(least) + " bytes", std::to_string(size()));
     }
-    void* const address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
-    if (address == MAP_FAILED) raise(path.string(), "a file to map", errno_text(errno));
-    return Mapping(static_cast<const std::byte*>(address), Unmap{size});
+    return Mapping(file_.map(path.string()), Unmap{size()});
   }
 
+  RegularFile file_;
   Mapping bytes_;
 };
 

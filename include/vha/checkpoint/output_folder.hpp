@@ -25,6 +25,7 @@
 #include <vha/checkpoint/sharded_tensors.hpp>
 #include <vha/checkpoint/temporary_file.hpp>
 #include <vha/core/error.hpp>
+#include <vha/core/executor.hpp>
 
 namespace vha::checkpoint {
 
@@ -70,7 +71,7 @@ class OutputFolder {
 
   void write_file(const std::string& name, std::string_view bytes) {
     detail::TemporaryFile file(place(name), label(name));
-    file.write(bytes.data(), bytes.size());
+    file.write(0, bytes.data(), bytes.size());
     file.commit();
   }
 
@@ -79,12 +80,11 @@ class OutputFolder {
     const detail::RegularFile source(from);
     detail::TemporaryFile file(place(name), label(name));
     std::vector<std::byte> buffer(std::size_t{1} << 20U);
-    for (;;) {
-      const ::ssize_t size = ::read(source.get(), buffer.data(), buffer.size());
-      if (size < 0 && errno == EINTR) continue;
-      if (size < 0) raise(from.string(), "a successful read", detail::errno_text(errno));
+    for (std::size_t at = 0;;) {
+      const std::size_t size = source.read(from.string(), at, buffer.data(), buffer.size());
       if (size == 0) break;
-      file.write(buffer.data(), static_cast<std::size_t>(size));
+      file.write(at, buffer.data(), size);
+      at += size;
     }
     file.commit();
   }
@@ -94,13 +94,14 @@ class OutputFolder {
   /// has a shard of its own.
   ///
   /// Shards are filled in the order given; within each, tensors are laid out by falling element size
-  /// as write_safetensors does it. Each is asked for its bytes once, in the order of the files.
+  /// as write_safetensors does it. Each is asked for its bytes once, in the order of the files, as
+  /// many at a time as the executor has threads.
   void write_tensors(std::span<const StreamedTensor> tensors, const Metadata& metadata,
-                     std::uint64_t max_shard_bytes) {
+                     std::uint64_t max_shard_bytes, const Executor& executor = {}) {
     detail::check_tensors(target_, tensors);
     const auto shards = split(tensors, max_shard_bytes);
     const auto write_shard = [&](const std::string& name, std::span<const StreamedTensor> shard) {
-      detail::write_file_of(place(name), label(name), shard, metadata);
+      detail::write_file_of(place(name), label(name), shard, metadata, executor);
     };
     if (shards.size() == 1) return write_shard("model.safetensors", shards.front());
 

@@ -78,6 +78,33 @@ class SafetensorsFile {
     return *tensor;
   }
 
+  /// Gives bytes [first, first + size) of a tensor to `sink`, some at a time: read from the file, as
+  /// is faster than through the mapping for what is wanted once, and leaves no memory in use.
+  /// Precondition: a tensor of this file, and bytes of it.
+  /// @throws vha::Error naming the file where it cannot be read.
+  template <class Sink>
+  void read(const TensorView& tensor, std::size_t first, std::size_t size, Sink&& sink) const {
+    constexpr std::size_t most_at_once = std::size_t{1} << 20U;
+    std::vector<std::byte> buffer(std::min(size, most_at_once));
+    auto at = static_cast<std::size_t>(tensor.data - mapping_.data()) + first;
+    for (std::size_t left = size; left > 0;) {
+      // Whole pieces, since a sink may want whole elements.
+      std::size_t filled = 0;
+      const std::size_t piece = std::min(left, buffer.size());
+      while (filled < piece) {
+        const std::size_t given = mapping_.file().read(path_.string(), at + filled,
+                                                       buffer.data() + filled, piece - filled);
+        if (given == 0) {
+          raise(path_.string(), text(mapping_.size(), " bytes, as when it was opened"), "fewer");
+        }
+        filled += given;
+      }
+      sink(std::as_const(buffer).data(), piece);
+      at += piece;
+      left -= piece;
+    }
+  }
+
  private:
   std::string_view header_text() const {
     const std::size_t rest = mapping_.size() - sizeof(std::uint64_t);

@@ -18,6 +18,7 @@
 #include <vha/checkpoint/temporary_file.hpp>
 #include <vha/checkpoint/tensor_view.hpp>
 #include <vha/core/error.hpp>
+#include <vha/core/executor.hpp>
 
 namespace vha::checkpoint {
 
@@ -29,7 +30,7 @@ struct StreamedTensor {
   std::string name;
   Dtype dtype = Dtype::f32;
   std::vector<std::int64_t> shape;             ///< empty for a scalar
-  std::function<void(const ByteSink&)> write;  ///< gives all bytes, in row-major order
+  std::function<void(const ByteSink&)> write;  ///< gives all bytes, row-major, on one thread
 };
 
 namespace detail {
@@ -99,14 +100,15 @@ inline std::string make_header(const std::filesystem::path& file,
   return header;
 }
 
-/// Asks `tensor` for its bytes and writes them. In messages the file is called `label`.
+/// Asks `tensor` for its bytes and writes them from the place `at` on. In messages the file is called
+/// `label`.
 inline void write_tensor(TemporaryFile& file, const std::filesystem::path& label,
-                         const StreamedTensor& tensor) {
+                         const StreamedTensor& tensor, std::uint64_t at) {
   const std::uint64_t needed = bytes_of(tensor);
   std::uint64_t given = 0;
   tensor.write([&](const std::byte* data, std::size_t size) {
+    if (size <= needed - std::min(given, needed)) file.write(at + given, data, size);
     given += size;
-    if (given <= needed) file.write(data, size);
   });
   if (given != needed) {
     raise(tensor_label(label, tensor.name),
@@ -118,7 +120,8 @@ inline void write_tensor(TemporaryFile& file, const std::filesystem::path& label
 /// Writes a file under `path`, laid out as write_safetensors says; messages call it `label`.
 /// Precondition: the tensors passed check_tensors.
 inline void write_file_of(const std::filesystem::path& path, const std::filesystem::path& label,
-                          std::span<const StreamedTensor> tensors, const Metadata& metadata) {
+                          std::span<const StreamedTensor> tensors, const Metadata& metadata,
+                          const Executor& executor = {}) {
   std::vector<const StreamedTensor*> order;
   for (const StreamedTensor& tensor : tensors) order.push_back(&tensor);
   std::ranges::stable_sort(order, std::ranges::greater{},
@@ -127,9 +130,18 @@ inline void write_file_of(const std::filesystem::path& path, const std::filesyst
   const std::string header = make_header(label, order, metadata);
   const std::uint64_t length = header.size();
   TemporaryFile file(path, label.string());
-  file.write(&length, sizeof(length));
-  file.write(header.data(), header.size());
-  for (const StreamedTensor* const tensor : order) write_tensor(file, label, *tensor);
+  file.write(0, &length, sizeof(length));
+  file.write(sizeof(length), header.data(), header.size());
+  std::vector<std::uint64_t> places;
+  std::uint64_t end = sizeof(length) + length;
+  for (const StreamedTensor* const tensor : order) {
+    places.push_back(end);
+    end += bytes_of(*tensor);
+  }
+  executor.for_each(static_cast<Index>(order.size()), [&](Index task, Index) {
+    const auto i = static_cast<std::size_t>(task);
+    write_tensor(file, label, *order[i], places[i]);
+  });
   file.commit();
 }
 

@@ -92,18 +92,23 @@ class ShardedTensors {
     detail::forget_pages(own.data, own.bytes);
   }
 
+  /// As SafetensorsFile::read, of the tensor's own file. May be called from several threads.
+  /// @throws vha::Error where it is none of these tensors, too.
+  template <class Sink>
+  void read(const TensorView& tensor, std::size_t first, std::size_t size, Sink&& sink) const {
+    const TensorView& own = at(tensor.name);
+    places_.find(own.name)->second.shard->read(own, first, size, sink);
+  }
+
  private:
   struct Place {
     const TensorView* tensor;
-    std::string shard;
+    const SafetensorsFile* shard;
+    std::string file() const { return shard->path().filename().string(); }
   };
   using ShardOf = std::map<std::string, std::string, std::less<>>;
 
   static constexpr std::string_view extension = ".safetensors";
-
-  static std::string file_name(const SafetensorsFile& shard) {
-    return shard.path().filename().string();
-  }
 
   std::set<std::string> files_in_folder() const {
     std::set<std::string> names;
@@ -172,10 +177,10 @@ class ShardedTensors {
 
   void add_tensors(const SafetensorsFile& shard) {
     for (const TensorView& tensor : shard.tensors()) {
-      const auto [place, is_new] = places_.emplace(tensor.name, Place{&tensor, file_name(shard)});
+      const auto [place, is_new] = places_.emplace(tensor.name, Place{&tensor, &shard});
       if (!is_new) {
         raise(detail::tensor_label(shard.path(), tensor.name), "a tensor in one shard alone",
-              "one that is in \"" + detail::printable(place->second.shard) + "\" too");
+              "one that is in \"" + detail::printable(place->second.file()) + "\" too");
       }
       tensors_.push_back(&tensor);
     }
@@ -197,16 +202,16 @@ class ShardedTensors {
   void refuse_misplaced(const std::filesystem::path& index, const ShardOf& shard_of) const {
     for (const auto& [tensor, shard] : shard_of) {
       const auto place = places_.find(tensor);
-      if (place == places_.end() || place->second.shard != shard) {
-        raise(detail::tensor_label(index, tensor),
-              "a tensor in \"" + detail::printable(shard) + "\"",
-              place == places_.end() ? "none in any shard"
-                                     : "one in \"" + detail::printable(place->second.shard) + "\"");
+      if (place == places_.end() || place->second.file() != shard) {
+        raise(
+            detail::tensor_label(index, tensor), "a tensor in \"" + detail::printable(shard) + "\"",
+            place == places_.end() ? "none in any shard"
+                                   : "one in \"" + detail::printable(place->second.file()) + "\"");
       }
     }
     for (const TensorView* const tensor : tensors_) {
       if (!shard_of.contains(tensor->name)) {
-        const std::string& shard = places_.find(tensor->name)->second.shard;
+        const std::string shard = places_.find(tensor->name)->second.file();
         raise(detail::tensor_label(folder_ / shard, tensor->name), "a tensor that the index names",
               "one that it does not");
       }

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <string>
@@ -51,16 +52,24 @@ class TemporaryFile {
     if (!committed_) ::unlink(path_.c_str());
   }
 
-  void write(const void* data, std::size_t size) {
+  /// Writes to the place `at`. May be called from several threads, each for places of its own.
+  void write(std::uint64_t at, const void* data, std::size_t size) {
     constexpr std::size_t most_at_once = std::size_t{1} << 30U;  // Linux writes no more than 2 GiB
+    const auto begin = static_cast<::off_t>(at);
     auto from = static_cast<const std::byte*>(data);
-    while (size > 0) {
-      const ::ssize_t written = ::write(file_.get(), from, std::min(size, most_at_once));
+    for (std::size_t left = size; left > 0;) {
+      const ::off_t place = begin + static_cast<::off_t>(size - left);
+      const ::ssize_t written = ::pwrite(file_.get(), from, std::min(left, most_at_once), place);
       if (written < 0 && errno == EINTR) continue;
       if (written < 0) fail("a successful write", errno);
       from += written;
-      size -= static_cast<std::size_t>(written);
+      left -= static_cast<std::size_t>(written);
     }
+    // What goes to the disk from now on need not be waited for in commit. Only a saving: an error
+    // is seen there too.
+    constexpr std::size_t worth_starting = std::size_t{1} << 18U;
+    if (size < worth_starting) return;
+    ::sync_file_range(file_.get(), begin, static_cast<::off_t>(size), SYNC_FILE_RANGE_WRITE);
   }
 
   /// Makes the bytes durable before the name points at them: after a power cut there is the old

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <Eigen/Core>
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <type_traits>
 #include <vha/core/scalar.hpp>
@@ -34,16 +36,38 @@ struct MatrixView {
 /// Writes the elements of `view`, row by row, to `target`, each rounded once.
 template <StorageScalar T, StorageScalar S>
 void copy_elements(const MatrixView<S>& view, T* target) {
-  const Index step = view.col_stride * static_cast<Index>(sizeof(S));
-  for (Index row = 0; row < view.rows; ++row, target += view.cols) {
-    const std::byte* const source = view.address(row, 0);
-    if (view.col_stride == 1) {  // a loop of its own, which compilers turn into vector code
+  constexpr auto size = static_cast<Index>(sizeof(S));
+  if (view.col_stride == 1) {  // a loop of its own, which compilers turn into vector code
+    for (Index row = 0; row < view.rows; ++row, target += view.cols) {
+      const std::byte* const source = view.address(row, 0);
       for (Index col = 0; col < view.cols; ++col) {
-        target[col] = convert<T>(load<S>(source + col * static_cast<Index>(sizeof(S))));
+        target[col] = convert<T>(load<S>(source + col * size));
       }
-    } else {
-      for (Index col = 0; col < view.cols; ++col) {
-        target[col] = convert<T>(load<S>(source + col * step));
+    }
+    return;
+  }
+  // Tile by tile: in a transposed matrix the elements of a column lie side by side, and one row alone
+  // would use one of each cache line. By way of a tile of its own, since columns and rows a power of
+  // two apart drive each other out of the cache.
+  constexpr Index tile_rows = 32, tile_cols = 64;
+  std::array<T, tile_rows * tile_cols> tile;
+  for (Index first_col = 0; first_col < view.cols; first_col += tile_cols) {
+    const Index cols = std::min(tile_cols, view.cols - first_col);
+    for (Index first_row = 0; first_row < view.rows; first_row += tile_rows) {
+      const Index rows = std::min(tile_rows, view.rows - first_row);
+      for (Index col = 0; col < cols; ++col) {
+        const std::byte* const source = view.address(first_row, first_col + col);
+        // The tile below, as the processor does not follow so many columns by itself.
+        const Index below = std::min(tile_rows, view.rows - 1 - first_row);
+        __builtin_prefetch(source + below * view.row_stride * size);
+        for (Index row = 0; row < rows; ++row) {
+          tile[static_cast<std::size_t>(row * tile_cols + col)] =
+              convert<T>(load<S>(source + row * view.row_stride * size));
+        }
+      }
+      for (Index row = 0; row < rows; ++row) {
+        std::copy_n(&tile[static_cast<std::size_t>(row * tile_cols)], cols,
+                    target + (first_row + row) * view.cols + first_col);
       }
     }
   }

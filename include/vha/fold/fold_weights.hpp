@@ -96,17 +96,38 @@ RowMajorMatrix<To> folded_output(std::string_view name, const Weight<S>& output,
   // Row c of every head's block, one under the other, is a matrix [heads, hidden] that Mᵀ
   // multiplies.
   const auto mixing_transposed = row_major_view(mixing.data(), heads, heads, heads).transposed();
-  std::vector<detail::FoldMemory> thread_memory(static_cast<std::size_t>(executor.threads()));
-  executor.for_each(head_dim, [&](Index channel, Index thread) {
+  struct Memory : detail::FoldMemory {
+    Buffer<S> rows;
+  };
+  static constexpr Index channel_block = 16;
+  std::vector<Memory> thread_memory(static_cast<std::size_t>(executor.threads()));
+  executor.for_each(pieces(head_dim, channel_block), [&](Index task, Index thread) {
     auto& memory = thread_memory[static_cast<std::size_t>(thread)];
     double* const products = memory.products.reserve(heads * output.cols());
-    const MatrixView<S> rows{output.view().address(channel, 0), heads, output.cols(),
-                             head_dim * output.view().row_stride, output.view().col_stride};
-    multiply(mixing_transposed, rows, products, output.cols(), false, memory.product);
-    for (Index head = 0; head < heads; ++head) {
-      const Index row = head * head_dim + channel;
-      detail::store_rounded(name, products + head * output.cols(), output.cols(), &folded(row, 0),
-                            row, 0);
+    const Index first = task * channel_block;
+    const Index channels = std::min(channel_block, head_dim - first);
+    const auto block = [&](Index head) {
+      return output.view().block(head * head_dim + first, 0, channels, output.cols());
+    };
+    // [heads, channels, hidden]; where rows lie across the memory, laid out along it.
+    MatrixView<S> all = block(0);
+    Index head_stride = head_dim * all.row_stride;
+    if (all.col_stride != 1) {
+      S* const rows = memory.rows.reserve(heads * channels * output.cols());
+      head_stride = channels * output.cols();
+      for (Index head = 0; head < heads; ++head) {
+        copy_elements(block(head), rows + head * head_stride);
+      }
+      all = row_major_view(rows, channels, output.cols(), output.cols());
+    }
+    for (Index channel = 0; channel < channels; ++channel) {
+      const MatrixView<S> rows{all.address(channel, 0), heads, all.cols, head_stride, 1};
+      multiply(mixing_transposed, rows, products, output.cols(), false, memory.product);
+      for (Index head = 0; head < heads; ++head) {
+        const Index row = head * head_dim + first + channel;
+        detail::store_rounded(name, products + head * output.cols(), output.cols(), &folded(row, 0),
+                              row, 0);
+      }
     }
   });
   return folded;
