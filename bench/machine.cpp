@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 #include <vector>
+#include <vha/ops/lanes.hpp>
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #endif
@@ -78,7 +79,7 @@ double bf16_dot_pass() {
 double pass(Element element) {
   if (element == Element::float64) return multiply_add_pass<double>();
 #ifdef __AVX512BF16__
-  if (element == Element::bf16) return bf16_dot_pass();
+  if (element == Element::bf16 && vha::detail::has_bfloat16_dot) return bf16_dot_pass();
 #endif
   return multiply_add_pass<float>();
 }
@@ -180,9 +181,7 @@ std::string machine_name() {
   const auto width = std::to_string(sizeof(Packet<float>) * 8);
   std::string text = processor + ", " + std::to_string(hardware_threads()) +
                      " threads, packets of " + width + " bits";
-#ifdef __AVX512BF16__
-  text += ", bf16 dot products";
-#endif
+  if (vha::detail::has_bfloat16_dot) text += ", bf16 dot products";
 #ifdef __VERSION__
   text += ", compiler " __VERSION__;
 #endif

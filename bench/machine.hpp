@@ -17,7 +17,7 @@ std::size_t size_of(Element element);
 int hardware_threads();
 
 /// Multiply-adds from registers, on `threads` threads, in FLOP/s; of bf16 by its dot products where
-/// the compiler's flags allow them, else as float32. Takes some 25 ms: it is measured anew each time.
+/// the library uses them, else as float32. Takes some 25 ms: it is measured anew each time.
 double peak_flops(Element element, int threads);
 
 /// Reading `bytes` of memory again and again, on `threads` threads with a part each, in bytes/s.

@@ -38,7 +38,9 @@ inline constexpr bool many_registers = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >=
 template <ComputeScalar T>
 inline constexpr Index widest = Eigen::internal::packet_traits<T>::size;
 
-#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+/// Whether bfloat16 is multiplied by dot instructions. Not where the processor has matrix tiles (AMX):
+/// there a dot takes as long as four multiply-adds of floats.
+#if defined(__AVX512BF16__) && defined(__AVX512VL__) && !defined(__AMX_BF16__)
 inline constexpr bool has_bfloat16_dot = widest<float> == 16;
 #else
 inline constexpr bool has_bfloat16_dot = false;
@@ -96,8 +98,8 @@ inline int as_int(BFloat16Pair pair) {
   return static_cast<int>(pair.bits);
 }
 
-template <>
-struct Lanes<bfloat16, 16> {
+template <std::same_as<bfloat16> T>
+requires has_bfloat16_dot struct Lanes<T, 16> {
   using Packet = __m512;
   using Elements = __m512i;
   static Elements load(const BFloat16Pair* source) { return _mm512_loadu_si512(source); }
@@ -125,8 +127,8 @@ struct Lanes<bfloat16, 16> {
                             std::bit_cast<__m512bh>(b));
   }
 };
-template <>
-struct Lanes<bfloat16, 8> {
+template <std::same_as<bfloat16> T>
+requires has_bfloat16_dot struct Lanes<T, 8> {
   using Packet = __m256;
   using Elements = __m256i;
   static Elements load(const BFloat16Pair* source) {
@@ -143,8 +145,8 @@ struct Lanes<bfloat16, 8> {
                             std::bit_cast<__m256bh>(b));
   }
 };
-template <>
-struct Lanes<bfloat16, 4> {
+template <std::same_as<bfloat16> T>
+requires has_bfloat16_dot struct Lanes<T, 4> {
   using Packet = __m128;
   using Elements = __m128i;
   static Elements load(const BFloat16Pair* source) {
