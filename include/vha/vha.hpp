@@ -2,9 +2,12 @@
 #pragma once
 
 #include <vha/attention/attention.hpp>
+#include <vha/attention/attention_backward.hpp>
+#include <vha/attention/attention_gradients.hpp>
 #include <vha/attention/batch_tokens.hpp>
 #include <vha/attention/batched_causal_attention.hpp>
 #include <vha/attention/causal_attention.hpp>
+#include <vha/attention/causal_attention_backward.hpp>
 #include <vha/attention/forward_checks.hpp>
 #include <vha/attention/gate.hpp>
 #include <vha/attention/initialise.hpp>
@@ -34,6 +37,7 @@
 #include <vha/fold/fold_vha.hpp>
 #include <vha/fold/fold_weights.hpp>
 #include <vha/fold/prefill_decode.hpp>
+#include <vha/fold/virtualise.hpp>
 #include <vha/ops/activation.hpp>
 #include <vha/ops/exponential.hpp>
 #include <vha/ops/lanes.hpp>

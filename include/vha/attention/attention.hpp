@@ -168,7 +168,9 @@ class Attention {
   template <Operand P, class X, class C, class Out>
   void run_with(const ActivationsView<X>& x, KvCache<C>& cache, const ActivationsView<Out>& out,
                 Workspace& workspace, const TokenLayout& layout, AttentionTrace<T>* trace) const {
-    detail::list_tokens(x.batch, x.tokens, cache, layout, workspace.tokens, workspace.positions);
+    const auto next_position = [&](Index row) { return cache.next_position(row); };
+    detail::list_tokens(x.batch, x.tokens, next_position, layout, workspace.tokens,
+                        workspace.positions);
     const auto each_block = [&](auto&& body) {
       const auto count = static_cast<Index>(workspace.tokens.size());
       for (Index first = 0; first < count; first += token_block) {
@@ -231,6 +233,9 @@ class Attention {
     T* const mixed = workspace.heads.reserve(x.rows * width);
     const auto heads =
         token_major_heads(mixed, x.rows, config_.kv_heads, config_.group_size(), config_.head_dim);
+    const Index saved = trace == nullptr ? 0 : 2 * config_.query_heads;
+    const auto softmax = token_major_heads(workspace.softmax.reserve(x.rows * saved), x.rows,
+                                           config_.kv_heads, config_.group_size(), 2);
     detail::for_each_row(tokens, [&](Index row, Index first, Index count) {
       const Index uncommitted = tokens[static_cast<std::size_t>(first)].row_tokens;
       // The keys are multiplied as they are stored, in the layer's products or in wider ones.
@@ -239,8 +244,10 @@ class Attention {
           HeadsView<const T>(query.slice(first, count)), cache.keys(row, uncommitted),
           cache.values(row, uncommitted), part(positions, first, count),
           cache.positions(row, uncommitted), {config_.softmax_scale(), {config_.window}},
-          heads.slice(first, count), workspace.template of<CoreProducts>().core);
+          heads.slice(first, count), workspace.template of<CoreProducts>().core,
+          trace == nullptr ? HeadsView<T>{} : softmax.slice(first, count));
     });
+    record(trace, &AttentionTrace<T>::softmax, softmax, tokens);
     record(trace, &AttentionTrace<T>::heads, heads, tokens);
 
     if constexpr (Weights::has_postmix) {

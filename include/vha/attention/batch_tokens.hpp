@@ -6,7 +6,6 @@
 #include <span>
 #include <type_traits>
 #include <vector>
-#include <vha/attention/kv_cache.hpp>
 #include <vha/attention/token_layout.hpp>
 #include <vha/core/activations.hpp>
 
@@ -24,15 +23,17 @@ struct BatchToken {
 };
 using BatchTokens = std::span<const BatchToken>;
 
-/// Lists the real tokens, row by row, with their positions.
-template <class C>
-void list_tokens(Index batch, Index tokens, const KvCache<C>& cache, const TokenLayout& layout,
-                 std::vector<BatchToken>& listed, std::vector<Position>& positions) {
+/// Lists the real tokens, row by row, with their positions: those given, or the ones from
+/// `next_position(row)` on.
+template <class NextPosition>
+void list_tokens(Index batch, Index tokens, const NextPosition& next_position,
+                 const TokenLayout& layout, std::vector<BatchToken>& listed,
+                 std::vector<Position>& positions) {
   listed.clear();
   positions.clear();
   for (Index row = 0; row < batch; ++row) {
     const auto given = layout.row_positions(row, tokens);
-    const Position next = cache.next_position(row);
+    const Position next = next_position(row);
     const Index row_tokens = layout.length(row, tokens);
     for (Index k = 0; k < row_tokens; ++k) {
       listed.push_back({row, layout.first(row, tokens) + k, k, row_tokens});
@@ -98,6 +99,22 @@ void record_heads(Tensor4<T>& target, const HeadsView<T>& heads, BatchTokens tok
       }
     }
   }
+}
+
+/// The tokens' heads of a tensor `[batch, tokens, heads, head_dim]` as rows `[tokens, heads *
+/// head_dim]`: where they stand if all tokens are real, else copied to `buffer`.
+template <ComputeScalar T>
+const T* gather_heads(const Tensor4<T>& source, BatchTokens tokens, Buffer<T>& buffer) {
+  if (static_cast<Index>(tokens.size()) == source.dimension(0) * source.dimension(1)) {
+    return source.data();
+  }
+  const Index width = source.dimension(2) * source.dimension(3);
+  T* const rows = buffer.reserve(static_cast<Index>(tokens.size()) * width);
+  T* target = rows;
+  for (const auto& token : tokens) {
+    target = std::copy_n(&source(token.row, token.index, 0, 0), width, target);
+  }
+  return rows;
 }
 
 }  // namespace vha::detail

@@ -49,6 +49,7 @@ class CausalAttention {
   const CausalAttentionOptions& options;
   const HeadsView<O>& out;
   CausalAttentionWorkspace<T>& workspace;
+  const HeadsView<Sum>& softmax;
 
   void run() const {
     if (query.tokens == 0 || query.groups == 0) return;
@@ -160,7 +161,13 @@ class CausalAttention {
     Index row = 0;
     for (Index token = 0; token < tokens; ++token) {
       for (Index member = 0; member < group_size(); ++member) {
-        const Sum normalizer = rows.states[row++].normalizer();
+        const SoftmaxState<Sum>& state = rows.states[row++];
+        if (softmax.data != nullptr) {
+          Sum* const saved = softmax.head(first + token, group, member);
+          saved[0] = state.max;
+          saved[1] = state.sum;
+        }
+        const Sum normalizer = state.normalizer();
         O* const head = out.head(first + token, group, member);
         for (Index c = 0; c < value.head_dim; ++c) head[c] = convert<O>(*source++ * normalizer);
       }
@@ -183,6 +190,7 @@ class CausalAttention {
 /// | value | `[keys, kv_heads, 1, value_dim]` |
 /// | query_positions, key_positions | `[tokens]`, `[keys]` |
 /// | out | `[tokens, kv_heads, group_size, value_dim]` |
+/// | softmax | `[tokens, kv_heads, group_size, 2]`, or none: each row's largest logit and the sum of the exponentials relative to it, 0 where it saw no key |
 ///
 /// Query and key counts may differ, positions may come in any order. A query that sees no key gives
 /// zeros; a logit below half the lowest number of the arithmetic weighs nothing. Operands and
@@ -197,9 +205,10 @@ void causal_attention(const HeadsView<const Q>& query, const HeadsView<const K>&
                       const HeadsView<const V>& value, std::span<const Position> query_positions,
                       std::span<const Position> key_positions,
                       const CausalAttentionOptions& options, const HeadsView<O>& out,
-                      CausalAttentionWorkspace<T>& workspace) {
+                      CausalAttentionWorkspace<T>& workspace,
+                      const HeadsView<Compute<T>>& softmax = {}) {
   detail::CausalAttention<HeadDim, GroupSize, T, Q, K, V, O>{
-      query, key, value, query_positions, key_positions, options, out, workspace}
+      query, key, value, query_positions, key_positions, options, out, workspace, softmax}
       .run();
 }
 

@@ -21,6 +21,23 @@ struct SigmoidGate {
     for (Index k = 0; k < x.rows * projection.out(); ++k) y[k] *= sigmoid(logits[k]);
   }
 
+  /// The gradients for `dy`, that of the gated heads, which becomes that of the heads `y` before the
+  /// gate. `y` and `dy` are `[tokens, width]`, `logits` as large; adds the projection's gradients where
+  /// they are asked for, and that of x to `dx`, `[tokens, hidden]`. Precondition: none overlap.
+  template <ComputeScalar T>
+  void backward(const MatrixView<T>& x, const T* y, T* dy, T* logits, T* dx,
+                LinearGradients<T>& gradients, ProductWorkspace<T>& workspace) const {
+    projection(x, logits, projection.out(), workspace);
+    for (Index k = 0; k < x.rows * projection.out(); ++k) {
+      const T gate = sigmoid(logits[k]);
+      logits[k] = dy[k] * y[k] * gate * (T(1) - gate);
+      dy[k] *= gate;
+    }
+    const auto dlogits =
+        row_major_view(static_cast<const T*>(logits), x.rows, projection.out(), projection.out());
+    projection.backward(x, dlogits, dx, true, gradients, workspace);
+  }
+
   void require_shape(Index hidden, Index width) const {
     projection.require_shape("gate.projection", hidden, width);
   }

@@ -86,6 +86,62 @@ struct Postmix {
     }
   }
 
+  /// The gradients for `dy`, that of the mixed heads, which becomes that of the heads `y` before:
+  ///
+  ///     dY = dY' + A·(Bᵀ·dY'),   dA += Y·(Bᵀ·dY')ᵀ,   dB += dY'·(Aᵀ·Y)ᵀ
+  ///
+  /// (without the first dY' where there is no residual). `a_gradient` and `b_gradient`, row-major
+  /// `[query_heads, rank]`, may be null. Precondition: as the forward's, and both views have the same heads.
+  template <ComputeScalar T>
+  void backward(const HeadsView<const T>& y, const HeadsView<T>& dy, T* a_gradient, T* b_gradient,
+                Buffer<T>& scratch) const {
+    static_assert(DifferentiableActivation<Act>,
+                  "vha::Postmix::backward: give the activation a member derivative(x)");
+    const Index channels = y.head_dim;
+    const Index count = y.groups * y.group_size;
+    using Matrix = Eigen::Map<RowMajorMatrix<T>>;
+    T* memory = scratch.reserve(2 * count * rank() + 2 * rank() * channels + 2 * count * channels);
+    const auto take = [&](Index rows, Index cols) {
+      T* const begin = memory;
+      memory += rows * cols;
+      return Matrix(begin, rows, cols);
+    };
+    Matrix a_rows = take(count, rank()), b_rows = take(count, rank());
+    Matrix mixed = take(rank(), channels), mixed_gradient = take(rank(), channels);
+    Matrix heads = take(count, channels), gradient = take(count, channels);
+    a.copy_to(a_rows.data());
+    b.copy_to(b_rows.data());
+    for (Index token = 0; token < y.tokens; ++token) {
+      for (Index j = 0; j < count; ++j) {
+        const Index group = j / y.group_size, member = j % y.group_size;
+        std::copy_n(y.head(token, group, member), channels, heads.row(j).data());
+        std::copy_n(dy.head(token, group, member), channels, gradient.row(j).data());
+      }
+      mixed.noalias() = a_rows.transpose().lazyProduct(heads);
+      if constexpr (!std::same_as<Act, Identity>) {
+        for (Index j = 0; j < count; ++j) {
+          for (Index c = 0; c < channels; ++c) {
+            const T before = (residual ? heads(j, c) : T(0)) + b_rows.row(j).dot(mixed.col(c));
+            gradient(j, c) *= activation.derivative(before);
+          }
+        }
+      }
+      mixed_gradient.noalias() = b_rows.transpose().lazyProduct(gradient);
+      if (a_gradient != nullptr) {
+        Matrix(a_gradient, count, rank()) += heads.lazyProduct(mixed_gradient.transpose());
+      }
+      if (b_gradient != nullptr) {
+        Matrix(b_gradient, count, rank()) += gradient.lazyProduct(mixed.transpose());
+      }
+      if (!residual) gradient.setZero();
+      gradient += a_rows.lazyProduct(mixed_gradient);
+      for (Index j = 0; j < count; ++j) {
+        std::copy_n(gradient.row(j).data(), channels,
+                    dy.head(token, j / y.group_size, j % y.group_size));
+      }
+    }
+  }
+
   /// The mixed heads of a tensor `[batch, tokens, query_heads, head_dim]`. Throws Error where A and
   /// B have other heads.
   Tensor4<Compute<S>> operator()(Tensor4<Compute<S>> heads) const {

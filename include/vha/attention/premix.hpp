@@ -50,6 +50,38 @@ struct Premix {
     }
   }
 
+  /// The gradients for that of the virtual heads, `[kv_heads, tokens, H', head_dim]`, which is
+  /// overwritten where there is an activation. Adds Σ Q_iᵀ·dQ_(g,i) to the gradient of each map that
+  /// has elements, and writes that of a physical head, the sum over its users Σ_g dQ_(g,i)·P_gᵀ, to
+  /// `physical_gradient`, token-major `[tokens, H' * physical_head_dim]`.
+  /// Precondition: as the forward's, and as many gradients as maps.
+  template <ComputeScalar T>
+  void backward(const T* physical, const HeadsView<T>& virtual_gradient, T* physical_gradient,
+                std::vector<RowMajorMatrix<T>>& gradients, ProductWorkspace<T>& workspace) const {
+    static_assert(DifferentiableActivation<A>,
+                  "vha::Premix::backward: give the activation a member derivative(x)");
+    const Index rows = virtual_gradient.tokens * virtual_gradient.group_size;
+    const Index width = virtual_gradient.head_dim;
+    const auto heads = row_major_view(physical, rows, physical_head_dim(), physical_head_dim());
+    for (Index group = 0; group < kv_heads(); ++group) {
+      const auto map = maps[static_cast<std::size_t>(group)].view();
+      T* const gradient = virtual_gradient.head(0, group, 0);
+      if constexpr (!std::same_as<A, Identity>) {
+        RowMajorMatrix<T> before(rows, width);
+        multiply(heads, map, before.data(), width, false, workspace);
+        for (Index k = 0; k < rows * width; ++k) {
+          gradient[k] *= activation.derivative(before.data()[k]);
+        }
+      }
+      const auto rows_of = row_major_view(static_cast<const T*>(gradient), rows, width, width);
+      multiply(rows_of, map.transposed(), physical_gradient, physical_head_dim(), group > 0,
+               workspace);
+      RowMajorMatrix<T>& map_gradient = gradients[static_cast<std::size_t>(group)];
+      if (map_gradient.size() == 0) continue;
+      multiply(heads.transposed(), rows_of, map_gradient.data(), width, true, workspace);
+    }
+  }
+
   /// The virtual heads `[batch, tokens, kv_heads * H', head_dim]` of physical ones
   /// `[batch, tokens, H', physical_head_dim]`. Throws Error where they do not fit the maps.
   Tensor4<Compute<S>> operator()(const Tensor4<Compute<S>>& physical) const {

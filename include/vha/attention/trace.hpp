@@ -7,15 +7,16 @@
 namespace vha {
 
 /// What a forward computes on its way, each `[batch, tokens, heads, width]`, zeros for padding. For
-/// comparing a trainer with the library step by step.
+/// comparing a trainer with the library step by step, and for the backward pass.
 template <ComputeScalar T>
 struct AttentionTrace {
-  Tensor4<T> q_physical;   ///< of a layer with Premix: query projection, before it
-  Tensor4<T> q_virtual;    ///< query heads before norm and RoPE
-  Tensor4<T> q_rotated;    ///< query heads after norm and RoPE
-  Tensor4<T> k_rotated;    ///< keys of the new tokens after norm and RoPE
-  Tensor4<T> v;            ///< values of the new tokens
-  Tensor4<T> heads;        ///< what the core gives
+  Tensor4<T> q_physical;  ///< of a layer with Premix: query projection, before it
+  Tensor4<T> q_virtual;   ///< query heads before norm and RoPE
+  Tensor4<T> q_rotated;   ///< query heads after norm and RoPE
+  Tensor4<T> k_rotated;   ///< keys of the new tokens after norm and RoPE
+  Tensor4<T> v;           ///< values of the new tokens
+  Tensor4<T> softmax;     ///< of each query head, width 2: the largest logit, and Σ e^(logit - it)
+  Tensor4<T> heads;       ///< what the core gives
   Tensor4<T> heads_mixed;  ///< after Postmix, where the layer has one; before the gate
 
   template <class Weights>
@@ -31,6 +32,7 @@ struct AttentionTrace {
     for (auto* tensor : {&q_virtual, &q_rotated, &heads, &heads_mixed}) {
       zeros(*tensor, config.query_heads, config.head_dim);
     }
+    zeros(softmax, config.query_heads, 2);
     for (auto* tensor : {&k_rotated, &v}) zeros(*tensor, config.kv_heads, config.head_dim);
   }
 };

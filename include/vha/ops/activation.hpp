@@ -21,11 +21,23 @@ concept Activation = requires(const A& activation, float x, double y) {
   { activation(y) } -> std::same_as<double>;
 };
 
+/// An activation that gradients can pass through.
+template <class A>
+concept DifferentiableActivation = Activation<A> &&
+    requires(const A& activation, float x, double y) {
+  { activation.derivative(x) } -> std::same_as<float>;
+  { activation.derivative(y) } -> std::same_as<double>;
+};
+
 /// No activation: the map stays linear and folds.
 struct Identity {
   template <ComputeScalar T>
   T operator()(T x) const {
     return x;
+  }
+  template <ComputeScalar T>
+  T derivative(T) const {
+    return T(1);
   }
 };
 
@@ -34,6 +46,11 @@ struct Silu {
   template <ComputeScalar T>
   T operator()(T x) const {
     return x * sigmoid(x);
+  }
+  template <ComputeScalar T>
+  T derivative(T x) const {
+    const T s = sigmoid(x);
+    return s * (T(1) + x * (T(1) - s));
   }
 };
 

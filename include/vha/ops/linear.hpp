@@ -8,6 +8,14 @@
 
 namespace vha {
 
+/// Where the gradients of a Linear are added. A matrix without elements is not asked for, and costs
+/// nothing.
+template <ComputeScalar T>
+struct LinearGradients {
+  RowMajorMatrix<T> weight;  ///< `[in, out]`
+  RowMajorMatrix<T> bias;    ///< `[1, out]`
+};
+
 /// Y = X·W + b with W `[in, out]` and b `[1, out]`, which may be absent.
 template <StorageScalar S>
 struct Linear {
@@ -28,6 +36,23 @@ struct Linear {
       Compute<P>* const target = y + row * y_stride;
       for (Index j = 0; j < out(); ++j) target[j] += convert<Compute<P>>(bias(0, j));
     }
+  }
+
+  /// The gradients for `dy`, that of Y: adds Xᵀ·dY to the weight's and the sum of dY's rows to the
+  /// bias's, where they are asked for, and writes dY·Wᵀ to `dx`, row-major `[rows, in]`, or adds it
+  /// where `accumulate` is set; not where `dx` is null. Precondition: shapes fit, nothing overlaps.
+  template <ComputeScalar T>
+  void backward(const MatrixView<T>& x, const MatrixView<T>& dy, T* dx, bool accumulate,
+                LinearGradients<T>& gradients, ProductWorkspace<T>& workspace) const {
+    if (gradients.weight.size() != 0) {
+      multiply(x.transposed(), dy, gradients.weight.data(), out(), true, workspace);
+    }
+    if (gradients.bias.size() != 0) {
+      for (Index row = 0; row < dy.rows; ++row) {
+        for (Index j = 0; j < out(); ++j) gradients.bias(0, j) += dy(row, j);
+      }
+    }
+    if (dx != nullptr) multiply(dy, weight.view().transposed(), dx, in(), accumulate, workspace);
   }
 
   /// X·W + b for an Eigen matrix of `S`'s compute scalar, `[rows, in]`. Throws Error where the

@@ -86,6 +86,18 @@ class Rope {
     }
   }
 
+  /// Turns every head back in place: the transpose of a rotation is its inverse, so this takes the
+  /// gradient of the turned heads to that of the heads before.
+  void backward(const HeadsView<T>& heads, std::span<const Position> positions,
+                Buffer<T>& scratch) const {
+    T* const table = scratch.reserve(rotary_dim());
+    for (Index token = 0; token < heads.tokens; ++token) {
+      angles(positions[static_cast<std::size_t>(token)], table);
+      for (Index i = 0; i < pairs(); ++i) table[pairs() + i] = -table[pairs() + i];
+      for_each_head(heads.slice(token, 1), [&](Index, T* head) { rotate(head, table); });
+    }
+  }
+
   /// The turned heads of a tensor `[batch, tokens, heads, head_dim]` at positions
   /// `[batch, tokens]`. Throws Error where they do not fit.
   Tensor4<T> operator()(Tensor4<T> heads, std::span<const Position> positions) const {
