@@ -4,8 +4,8 @@
 // A case file is a safetensors file with one layer's configuration in __metadata__, its weights, an
 // input, and the expected value of every step (tests/cases has examples). Each layer is run as the
 // case says, `prefill` tokens at once and the rest one at a time through a KvCache, and compared
-// with every trace.*, folded.* and expected.out tensor that the file has. Gradients (expected.grad.*)
-// are not looked at.
+// with every trace.*, folded.* and expected.out tensor that the file has. Where it has an upstream
+// gradient, the trained layer's backward pass is run too and compared with every expected.grad.*.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -93,6 +93,59 @@ Tensors run(const Layer& layer, const CaseFile& file) {
   return steps;
 }
 
+template <class T>
+vha::Tensor3<T> activations(const CaseTensor& from) {
+  vha::Tensor3<T> tensor(from.shape[0], from.shape[1], from.shape[2]);
+  for (std::size_t k = 0; k < from.values.size(); ++k) {
+    tensor.data()[k] = static_cast<T>(from.values[k]);
+  }
+  return tensor;
+}
+
+/// What a case file calls the gradient of this weight.
+std::string gradient_name(const std::string& weight) {
+  static const std::map<std::string, std::string> names = {
+      {"query.weight", "wq"},  {"query.bias", "bq"},   {"key.weight", "wk"},
+      {"key.bias", "bk"},      {"value.weight", "wv"}, {"value.bias", "bv"},
+      {"output.weight", "wo"}, {"output.bias", "bo"},  {"gate.weight", "wgate"},
+      {"gate.bias", "bgate"}};
+  const auto found = names.find(weight);
+  return "expected.grad." +
+         (found == names.end() ? weight.substr(0, weight.find('[')) : found->second);
+}
+
+/// The gradients of Σ out · upstream, under the names that the file has for them.
+template <class Layer>
+Tensors run_backward(const Layer& layer, const CaseFile& file) {
+  using T = typename Layer::T;
+  const CaseTensor input = file.tensor("x", 3);
+  const auto x = activations<T>(input), upstream = activations<T>(file.tensor("upstream", 3));
+  const auto positions = file.positions(input.shape[0], input.shape[1]);
+  const vha::TokenLayout layout{.positions = positions};
+  vha::Tensor3<T> out = x, dx = x;
+  vha::AttentionTrace<T> trace;
+  typename Layer::Workspace forward_workspace;
+  layer.forward_into(x, out, forward_workspace, layout, &trace);
+  auto gradients = vha::AttentionGradients<T>::zeros_like(layer);
+  vha::AttentionBackwardWorkspace<T> workspace;
+  vha::attention_backward(layer, x, trace, upstream, dx, gradients, workspace, layout);
+
+  Tensors steps;
+  put(steps["expected.grad.x"], dx, 0, input.shape[1]);
+  gradients.for_each(layer, [&](const std::string& name, const auto&, const auto& gradient) {
+    CaseTensor& target = steps[gradient_name(name)];
+    if (name.starts_with("premix")) {  // one below the other
+      target.shape = {layer.config().kv_heads, gradient.rows(), gradient.cols()};
+    } else if (name.ends_with("norm") || name.ends_with("bias")) {
+      target.shape = {gradient.cols()};
+    } else {
+      target.shape = {gradient.rows(), gradient.cols()};
+    }
+    target.values.insert(target.values.end(), gradient.data(), gradient.data() + gradient.size());
+  });
+  return steps;
+}
+
 template <class S>
 CaseTensor tensor_of(const vha::Weight<S>& weight) {
   const vha::RowMajorMatrix<double> values = weight.template to<double>();
@@ -154,7 +207,7 @@ Verdict compare(const Tensors& steps, const CaseFile& file, double bound) {
     if (!comparable) return verdict;
   }
   if (compared == 0) {
-    vha::raise("case", "at least one of trace.*, folded.* and expected.out", "none of them");
+    vha::raise("case", "at least one of trace.*, folded.* and expected.*", "none of them");
   }
   return verdict;
 }
@@ -186,7 +239,10 @@ bool check_case(const Options& options, const std::string& path, double bound) {
   const CaseFile file(path);
   std::map<std::string, Tensors> by_layer;
   const auto run_layers = [&](const auto& layer) {
-    if (options.layer != "folded") by_layer["vha"] = run(layer, file);
+    if (options.layer != "folded") {
+      by_layer["vha"] = run(layer, file);
+      if (file.has("upstream")) by_layer["vha"].merge(run_backward(layer, file));
+    }
     if (options.layer != "vha") by_layer["folded"] = run_folded(layer, file);
   };
   if (file.flag("gated")) {
