@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 
-PROGRAMS = ["matrix_product", "attention_core", "attention_layer", "premix_postmix", "fold"]
+PROGRAMS = ["matrix_product", "attention_core", "attention_layer", "premix_postmix", "fold", "training_step"]
 OURS = "vha"
 Row = collections.namedtuple("Row", "seconds counters error")
 

@@ -61,6 +61,19 @@ constexpr LayerFlops prefill_flops(const LayerSizes& sizes, LayerForm form, Inde
   return layer_flops(sizes, form, tokens);
 }
 
+/// Of the backward pass of such a prefill, all weights trained: two products for each of the forward's,
+/// five for the core's two, of which one makes the weights again, and the keys projected again.
+constexpr LayerFlops backward_flops(const LayerSizes& sizes, LayerForm form, Index tokens) {
+  LayerFlops flops = prefill_flops(sizes, form, tokens);
+  flops.query *= 2;
+  flops.premix *= 2;
+  flops.key_value = 2 * flops.key_value + flops.key_value / 2;
+  flops.core = flops.core / 2 * 5;
+  flops.postmix *= 2;
+  flops.output *= 2;
+  return flops;
+}
+
 /// Of one new token behind `cached` ones.
 constexpr LayerFlops decode_flops(const LayerSizes& sizes, LayerForm form, Index cached) {
   return layer_flops(sizes, form, 1, cached);
