@@ -3,6 +3,7 @@
 // that includes vha. It runs VHA and folded checkpoints alike.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -10,6 +11,17 @@
 #include <vha/vha.hpp>
 
 using Matrix = vha::RowMajorMatrix<float>;  // activations, [tokens, channels]
+
+/// The type that all of a model's tensors are stored as, or float where they differ: it holds the
+/// values of the others, so that none is rounded.
+inline vha::checkpoint::Dtype common_dtype(const vha::checkpoint::Model& model) {
+  using vha::checkpoint::Dtype;
+  const Dtype dtype = model.linear(0, "self_attn.q_proj", "weight").dtype();
+  const bool is_common = std::ranges::all_of(model.names(), [&](const std::string& name) {
+    return vha::checkpoint::floating_dtype(name, model.at(name).dtype) == dtype;
+  });
+  return is_common ? dtype : Dtype::f32;
+}
 
 /// Weights stored as `S`, viewed in the checkpoint where they can be.
 template <class S>

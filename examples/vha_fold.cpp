@@ -19,6 +19,7 @@
 #include <vha/checkpoint/output_folder.hpp>
 #include <vha/checkpoint/temporary_file.hpp>
 
+#include "input_folder.hpp"
 #include "tool.hpp"
 
 namespace {
@@ -65,6 +66,11 @@ Json plan(const Model& model, const FoldedModel& folded) {
   plan["layers"] = model.layers();
   plan["linear_layout"] = text(in_out ? "[in, out]" : "[out, in]",
                                model.layout_is_guess() ? ", a guess by the names" : "");
+  if (model.head_layout_is_guess()) {
+    const auto head = model.linear("lm_head", "weight").layout();
+    plan["head_layout"] = text(head == LinearLayout::in_out ? "[in, out]" : "[out, in]",
+                               ", a guess, as lm_head.weight is square");
+  }
   plan["fused_qkv"] = !is_fused ? "no" : by_group ? "by group" : "by projection";
   plan["input_dtype"] = dtype_name(query.parts().front().tensor->dtype);
   plan["hidden"] = s.hidden;
@@ -88,18 +94,18 @@ void print(const Json& plan) {
   }
 }
 
-/// Everything beside the weights and the configuration.
-std::vector<std::filesystem::path> other_files(const std::filesystem::path& folder) {
-  std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    const std::string name = entry.path().filename();
-    const bool is_ours = name == "config.json" || name.ends_with(".safetensors") ||
-                         name.ends_with(".safetensors.index.json");
-    std::error_code none;  // of a link that leads nowhere, which is no file
-    if (!is_ours && entry.is_regular_file(none)) files.push_back(entry.path());
+/// Of what is in the input's folder, what the output's will lack.
+void print_left_out(const InputFolder& input) {
+  std::string names;
+  for (const std::string& name : input.other_weights) {
+    names += (names.empty() ? "" : ", ") + detail::printable(name);
   }
-  std::ranges::sort(files);
-  return files;
+  if (!names.empty()) {
+    std::printf("left out model weights in another format: %s\n", names.c_str());
+  }
+  for (const std::string& name : input.sub_folders) {
+    std::printf("sub-folder %s not copied\n", detail::printable(name).c_str());
+  }
 }
 
 /// The same tensors; as their bytes go by, a line on the terminal says how many of all did.
@@ -135,10 +141,13 @@ bool is_within(const std::filesystem::path& path, const std::filesystem::path& f
   return std::ranges::mismatch(outer, inner).in1 == outer.end();
 }
 
-/// Refuses to write where that would take the input away.
+/// Refuses to write where that would take the input away, or change it.
 void protect_input(const Options& options) {
   if (is_within(options.input, options.output)) {
     vha::raise("OUTPUT_DIR", "a folder that INPUT_DIR is not in", options.output.string());
+  }
+  if (is_within(options.output, options.input)) {
+    vha::raise("OUTPUT_DIR", "a folder that is not in INPUT_DIR", options.output.string());
   }
   for (const auto& entry : std::filesystem::directory_iterator(options.input)) {
     if (is_within(entry.path(), options.output)) {
@@ -198,13 +207,16 @@ void fold(const Options& options, const ModelOptions& model_options) {
                 maps.premix_distance, 100 * maps.cross_group_share);
   }
 
+  const InputFolder input = read_input_folder(options.input);
+  if (!options.quiet) print_left_out(input);
+
   OutputFolder out(options.output, options.overwrite);
   if (options.dry_run) {
     write_report(options, report);
     if (!options.quiet) std::printf("dry run: nothing written\n");
     return;
   }
-  for (const auto& file : other_files(options.input)) out.copy_file(file.filename(), file);
+  for (const std::string& name : input.files) out.copy_file(name, options.input / name);
   out.write_file("config.json", folded.config().dump(2) + '\n');
   const bool on_terminal = !options.quiet && ::isatty(STDERR_FILENO) == 1;
   // A few threads keep a disk busy; more would only need more memory.

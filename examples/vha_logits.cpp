@@ -68,9 +68,8 @@ int main(int argc, char** argv) {
   const ModelFlags model_flags(app);
   return run_tool(app, "vha_logits", argc, argv, [&] {
     const vha::checkpoint::Model model(options.model, model_flags.options());
-    const auto dtype = model.linear(0, "self_attn.q_proj", "weight").dtype();
     const Matrix logits = vha::checkpoint::with_scalar(
-        dtype, [&](auto scalar) { return run<decltype(scalar)>(model, options); });
+        common_dtype(model), [&](auto scalar) { return run<decltype(scalar)>(model, options); });
     print(logits);
     if (!options.write.empty()) write(options.write, logits);
   });

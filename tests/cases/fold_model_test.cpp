@@ -12,12 +12,14 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <list>
 #include <optional>
 #include <string>
 #include <vector>
 #include <vha/checkpoint/fold_model.hpp>
 #include <vha/checkpoint/output_folder.hpp>
 
+#include "../../examples/input_folder.hpp"
 #include "../../examples/qwen3.hpp"
 #include "error_of.hpp"
 #include "sanitized.hpp"
@@ -250,9 +252,10 @@ class Changed {
  public:
   explicit Changed(const std::function<void(Json&, std::vector<TensorView>&)>& change,
                    const char* sample = "hf-bf16") {
-    const SafetensorsFile file(samples / sample / "model.safetensors");
+    const ShardedTensors original(samples / sample);
     Json config = read_json(samples / sample / "config.json");
-    std::vector<TensorView> tensors = file.tensors();
+    std::vector<TensorView> tensors;
+    for (const TensorView* const tensor : original.tensors()) tensors.push_back(*tensor);
     change(config, tensors);
     folder_.add("config.json", config.dump());
     write_safetensors(folder_ / "model.safetensors", tensors);
@@ -263,8 +266,9 @@ class Changed {
   TemporaryFolder folder_;
 };
 
-std::string refusal(const std::function<void(Json&, std::vector<TensorView>&)>& change) {
-  const Changed changed(change);
+std::string refusal(const std::function<void(Json&, std::vector<TensorView>&)>& change,
+                    const char* sample = "hf-bf16") {
+  const Changed changed(change, sample);
   return error_of([&] {
     const Model model(changed.folder());
     const FoldedModel folded(model);
@@ -319,6 +323,10 @@ TEST(FoldModelRefuses, WhatIsNoFoldableModel) {
        }},
       {"quantization_config", [](Json& c, Tensors&) { c["quantization_config"] = Json::object(); }},
       {"vha_shared_kv", [](Json& c, Tensors&) { c["vha_shared_kv"] = true; }},
+      {"vha_use_output_gate", [](Json& c, Tensors&) { c["vha_use_output_gate"] = true; }},
+      {"vha_postmix_grouped", [](Json& c, Tensors&) { c["vha_postmix_grouped"] = 1; }},
+      {"vha_form", [](Json& c, Tensors&) { c["vha_form"] = "gated"; }},
+      {"vha_gate", [](Json& c, Tensors&) { c["vha_gate"] = {{"rank", 4}}; }},
       {"per_layer", [](Json& c, Tensors&) { c["qk_norm_type"] = "per_layer"; }},
       {"num_attention_heads", [](Json& c, Tensors&) { c["num_attention_heads"] = 5; }},
       {"head_dim", [](Json& c, Tensors&) { c["head_dim"] = 32; }},
@@ -385,6 +393,163 @@ TEST(FoldModelRefuses, WhatIsNoFoldableModel) {
   };
   for (const auto& [expected, change] : cases) {
     const std::string message = refusal(change);
+    EXPECT_NE(message.find(expected), std::string::npos) << expected << " in: " << message;
+  }
+}
+
+TEST(FoldModelForms, DropsKeysThatSayNothing) {
+  const Changed changed([](Json& config, std::vector<TensorView>&) {
+    config["vha_use_output_gate"] = false;
+    config["vha_gate_rank"] = 0;
+    config["vha_gate_scale"] = 0.0;
+    config["vha_form"] = "";
+    config["vha_group"] = nullptr;
+    config["vha_premix_init_alpha"] = 0.1;  // of the maps before training
+  });
+  const Model model(changed.folder());
+  const Json config = FoldedModel(model).config();
+  for (const auto& [key, value] : config.items()) {
+    EXPECT_EQ(key.find("vha"), std::string::npos) << key;
+  }
+}
+
+/// Makes the dense MLP of a layer one of four experts, each with numbers of its own, and their router.
+void make_sparse(std::vector<TensorView>& tensors, int layer) {
+  static std::list<std::string> bytes;
+  const std::string mlp = "model.layers." + std::to_string(layer) + ".mlp.";
+  const auto add_copy = [&](TensorView tensor, const std::string& name, std::size_t shift) {
+    std::string& copy = bytes.emplace_back(data_of(tensor));
+    std::ranges::rotate(copy, copy.begin() + static_cast<std::ptrdiff_t>(4 * shift));
+    tensor.name = mlp + name;
+    tensor.data = reinterpret_cast<const std::byte*>(copy.data());
+    tensors.push_back(tensor);
+  };
+  for (const std::string name : {"gate_proj.weight", "up_proj.weight", "down_proj.weight"}) {
+    const TensorView dense = named(tensors, mlp + name);
+    drop(tensors, mlp + name);
+    for (std::size_t expert = 0; expert < 4; ++expert) {
+      add_copy(dense, "experts." + std::to_string(expert) + "." + name, expert);
+    }
+  }
+  TensorView router = named(tensors, mlp + "experts.0.gate_proj.weight");
+  router.shape = {4, 64};
+  router.bytes = 4 * 64 * 4;
+  add_copy(router, "gate.weight", 5);
+}
+
+TEST(FoldModelExperts, MoveByteForByte) {
+  const TemporaryFolder temporary;
+  fold(Model(samples / "hf-f32"), temporary / "dense");
+  const ShardedTensors dense(temporary / "dense");
+  struct Case {
+    const char* name;
+    Json config;
+    std::vector<int> sparse_layers;
+  };
+  const Case cases[] = {
+      {"all", {{"num_experts", 4}}, {0, 1, 2}},
+      {"named", {{"num_experts", 4}, {"model_type", "qwen3_moe"}}, {0, 1, 2}},
+      {"but-for-two", {{"num_experts", 4}, {"mlp_only_layers", {0, 2}}}, {1}},
+      {"every-second", {{"num_experts", 4}, {"decoder_sparse_step", 2}}, {1}},
+      {"both", {{"num_experts", 4}, {"decoder_sparse_step", 1}, {"mlp_only_layers", {1}}}, {0, 2}},
+      {"none", {{"num_experts", 0}, {"model_type", "qwen3_moe"}}, {}}};
+  for (const Case& each : cases) {
+    SCOPED_TRACE(each.name);
+    const Changed changed(
+        [&](Json& config, std::vector<TensorView>& tensors) {
+          for (const int layer : each.sparse_layers) make_sparse(tensors, layer);
+          config.update(each.config);
+        },
+        "hf-f32");
+    const Model model(changed.folder());
+    fold(model, temporary / each.name);
+    const Model out(temporary / each.name);
+    std::size_t experts = 0;
+    for (const TensorView* const tensor : out.tensors().tensors()) {
+      const bool is_mlp = tensor->name.find(".mlp.") != std::string::npos;
+      if (tensor->name.find(".experts.") != std::string::npos) ++experts;
+      const TensorView& original =
+          is_mlp ? model.tensors().at(tensor->name) : dense.at(tensor->name);
+      EXPECT_EQ(tensor->shape, original.shape) << tensor->name;
+      EXPECT_EQ(tensor->dtype, original.dtype) << tensor->name;
+      EXPECT_EQ(data_of(*tensor), data_of(original)) << tensor->name;
+    }
+    EXPECT_EQ(experts, 12 * each.sparse_layers.size());
+    const std::size_t more = (12 + 1 - 3) * each.sparse_layers.size();
+    EXPECT_EQ(out.tensors().tensors().size(), dense.tensors().size() + more);
+    const Json& config = out.config().json();
+    EXPECT_EQ(config.at("architectures"), Json({"Qwen3MoeForCausalLM"}));
+    EXPECT_EQ(config.at("model_type"), "qwen3_moe");
+    for (const auto& [key, value] : each.config.items()) {
+      EXPECT_EQ(config.at(key), value) << "which says what layers are";
+    }
+    for (Index layer = 0; layer < 3; ++layer) {
+      EXPECT_LE(compare_layers(model, out, layer).largest_difference, 1e-5);
+    }
+  }
+}
+
+TEST(FoldModelExperts, AreRefusedByName) {
+  using Tensors = std::vector<TensorView>;
+  const auto sparse_refusal = [](const std::function<void(Json&, Tensors&)>& change) {
+    return refusal(
+        [&](Json& config, Tensors& tensors) {
+          for (const int layer : {1, 2}) make_sparse(tensors, layer);
+          config["num_experts"] = 4;
+          config["mlp_only_layers"] = {0};
+          change(config, tensors);
+        },
+        "hf-f32");
+  };
+  EXPECT_EQ(sparse_refusal([](Json&, Tensors&) {}), "no vha::Error");
+  const std::pair<const char*, std::function<void(Json&, Tensors&)>> cases[] = {
+      {"layers.1.mlp.experts.2.up_proj.weight",
+       [](Json&, Tensors& t) { drop(t, "layers.1.mlp.experts.2.up_proj"); }},
+      {"layers.2.mlp.experts.3.down_proj.weight",
+       [](Json&, Tensors& t) {
+         add(t, "model.layers.2.mlp.experts.3.down_proj.weight", {64, 100});
+       }},
+      {"layers.1.mlp.gate.weight", [](Json&, Tensors& t) { drop(t, "layers.1.mlp.gate.weight"); }},
+      {"layers.1.mlp.gate.weight",
+       [](Json&, Tensors& t) {
+         add(t, "model.layers.1.mlp.gate.weight", {3, 64});
+       }},
+      {"layers.1.mlp.gate.weight", [](Json& c, Tensors&) { c["num_experts"] = 5; }},
+      {"layers.1.mlp.experts.3.", [](Json& c, Tensors&) { c["num_experts"] = 3; }},
+      {"layers.1.mlp.experts.00.up_proj.weight",
+       [](Json&, Tensors& t) {
+         add(t, "model.layers.1.mlp.experts.00.up_proj.weight", {112, 64});
+       }},
+      {"layers.1.mlp.experts..up_proj.weight",
+       [](Json&, Tensors& t) {
+         add(t, "model.layers.1.mlp.experts..up_proj.weight", {112, 64});
+       }},
+      {"layers.1.mlp.up_proj.weight",
+       [](Json&, Tensors& t) {
+         add(t, "model.layers.1.mlp.up_proj.weight", {112, 64});
+       }},
+      {"layers.0.mlp.gate.weight",
+       [](Json&, Tensors& t) {
+         add(t, "model.layers.0.mlp.gate.weight", {4, 64});
+       }},
+      {"layers.0.mlp.", [](Json& c, Tensors&) { c.erase("mlp_only_layers"); }},
+      {"layers.1.mlp.",
+       [](Json& c, Tensors&) {
+         c["mlp_only_layers"] = {0, 1};
+       }},
+      {"layers.2.mlp.", [](Json& c, Tensors&) { c["decoder_sparse_step"] = 2; }},
+      {"mlp_only_layers", [](Json& c, Tensors&) { c["mlp_only_layers"] = "0"; }},
+      {"decoder_sparse_step", [](Json& c, Tensors&) { c["decoder_sparse_step"] = 0; }},
+      {"num_experts", [](Json& c, Tensors&) { c["num_experts"] = "4"; }},
+      {"num_experts",
+       [](Json& c, Tensors&) {
+         c.erase("num_experts");
+         c["model_type"] = "qwen3_moe";
+       }},
+      {"layers.1.mlp.", [](Json& c, Tensors&) { c.erase("num_experts"); }},
+  };
+  for (const auto& [expected, change] : cases) {
+    const std::string message = sparse_refusal(change);
     EXPECT_NE(message.find(expected), std::string::npos) << expected << " in: " << message;
   }
 }
@@ -493,6 +658,36 @@ TEST(FoldModelForms, SaysWhereTheOrderIsAGuess) {
   }
 }
 
+TEST(FoldModelForms, SaysWhereTheHeadsOrderIsAGuess) {
+  // As many tokens as channels, where k_proj tells the order of all others.
+  const TemporaryFolder folder;
+  const std::vector<std::byte> zeros(96 * 64 * 2);
+  const auto check = [&](std::int64_t vocabulary, bool in_out, bool tied, ModelOptions options,
+                         LinearLayout layout, bool is_guess) {
+    folder.add(
+        "config.json",
+        std::string(R"({"hidden_size": 64, "num_hidden_layers": 1, "tie_word_embeddings": )") +
+            (tied ? "true}" : "false}"));
+    using Shape = std::vector<std::int64_t>;
+    const Shape head{vocabulary, 64}, key = in_out ? Shape{64, 32} : Shape{32, 64};
+    const std::vector<TensorView> tensors{
+        {"lm_head.weight", Dtype::bf16, head, zeros.data(),
+         static_cast<std::size_t>(vocabulary) * 64 * 2},
+        {"layers.0.self_attn.k_proj.weight", Dtype::bf16, key, zeros.data(), 64 * 32 * 2}};
+    write_safetensors(folder / "model.safetensors", tensors);
+    const NamedTensors named(folder.path(), std::move(options));
+    EXPECT_EQ(named.head_layout_is_guess(), is_guess);
+    EXPECT_FALSE(named.layout_is_guess());
+    EXPECT_EQ(named.layout_of(named.at("lm_head.weight"), "lm_head"), layout);
+  };
+  constexpr auto in_out = LinearLayout::in_out, out_in = LinearLayout::out_in;
+  for (const bool tied : {false, true}) check(96, true, tied, {}, out_in, false);
+  for (const bool tied : {false, true}) check(64, false, tied, {}, out_in, true);
+  check(64, true, false, {}, in_out, true);
+  check(64, true, true, {}, out_in, true);  // as the embedding, with which it is one
+  check(64, true, true, {.layout = in_out}, in_out, false);
+}
+
 TEST(CompareLayers, SeesHeadsInAnotherOrder) {
   const TemporaryFolder temporary;
   const Model model(samples / "hf-f32");
@@ -557,6 +752,43 @@ TEST(LinearSources, GiveNoBytesWhereThereAreNone) {
       EXPECT_EQ(bytes, 0U);
     }
   }
+}
+
+TEST(InputFolders, KeepApartWeightsOfOtherFormats) {
+  for (const char* const name :
+       {"pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json",
+        "pytorch_model.bin.index.fp16.json", "model-Q4_K_M.gguf", "tf_model.h5",
+        "tf_model.h5.index.json", "flax_model.msgpack", "flax_model.msgpack.index.json",
+        "model_state.pdparams", "model_state-00001-of-00002.pdparams",
+        "model_state.pdparams.index.json", "consolidated.00.pth", "model.onnx",
+        "model.onnx_data"}) {
+    EXPECT_TRUE(is_other_weights(name)) << name;
+  }
+  for (const char* const name :
+       {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "merges.txt",
+        "generation_config.json", "special_tokens_map.json", "training_args.bin", "README.md",
+        "modeling_qwen3.py", "chat_template.jinja", "bin", "model.index.json"}) {
+    EXPECT_FALSE(is_other_weights(name)) << name;
+  }
+}
+
+TEST(CommonDtypes, AreFloatWhereTensorsDiffer) {
+  EXPECT_EQ(common_dtype(Model(samples / "hf-f32")), Dtype::f32);
+  EXPECT_EQ(common_dtype(Model(samples / "hf-bf16")), Dtype::bf16);
+  EXPECT_EQ(common_dtype(Model(samples / "paddle-fused-u16")), Dtype::bf16);
+  const auto mixed = [](const char* sample, Dtype dtype) {
+    const Changed changed(
+        [&](Json&, std::vector<TensorView>& tensors) {
+          add(tensors, "model.layers.1.input_layernorm.weight", {64});
+          tensors.back().dtype = dtype;
+        },
+        sample);
+    return common_dtype(Model(changed.folder()));
+  };
+  EXPECT_EQ(mixed("hf-bf16", Dtype::bf16), Dtype::bf16);
+  EXPECT_EQ(mixed("hf-bf16", Dtype::u16), Dtype::bf16) << "another name of it";
+  EXPECT_EQ(mixed("hf-bf16", Dtype::f16), Dtype::f32);
+  EXPECT_EQ(mixed("hf-f32", Dtype::bf16), Dtype::f32);
 }
 
 TEST(FoldModelNames, FollowPatterns) {

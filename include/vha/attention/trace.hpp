@@ -22,8 +22,11 @@ struct AttentionTrace {
   template <class Weights>
   void resize(const AttentionConfig& config, const Weights& weights, Index batch, Index tokens) {
     const auto zeros = [&](Tensor4<T>& tensor, Index heads_count, Index width) {
-      tensor.resize(0, 0, 0, 0);  // else Eigen keeps a freed address where the allocation throws
-      tensor.resize(batch, tokens, heads_count, width);
+      const Eigen::array<Index, 4> sizes{batch, tokens, heads_count, width};
+      if (tensor.dimensions() != sizes) {
+        tensor.resize(0, 0, 0, 0);  // else Eigen keeps a freed address where the allocation throws
+        tensor.resize(sizes);
+      }
       tensor.setZero();
     };
     if constexpr (Weights::has_premix) {

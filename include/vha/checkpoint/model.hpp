@@ -242,8 +242,8 @@ class Model : public NamedTensors {
       check(mlp + ".up_proj", sizes_.hidden, width);
       check(mlp + ".down_proj", width, sizes_.hidden);
     };
-    if (find(layer_name(layer, "mlp.gate.weight")) == nullptr) return check_swiglu("mlp");
-    const Index experts = config().size("num_experts");
+    const Index experts = config().experts(layer);
+    if (experts == 0) return check_swiglu("mlp");
     check("mlp.gate", sizes_.hidden, experts);
     for (Index expert = 0; expert < experts; ++expert) check_swiglu(text("mlp.experts.", expert));
   }

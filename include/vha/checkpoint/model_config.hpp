@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <string>
@@ -80,7 +82,43 @@ class ModelConfig {
     return value.get<std::string>();
   }
 
-  bool is_moe() const { return has("num_experts") || string("model_type") == "qwen3_moe"; }
+  bool is_moe() const {
+    return string("model_type") == "qwen3_moe" ||
+           (has("num_experts") && says_something("num_experts"));
+  }
+
+  /// The experts of a layer's MLP, or 0 where it is dense: all layers of a dense model, and of a
+  /// Qwen3-MoE one those in `mlp_only_layers` and all but every `decoder_sparse_step`th.
+  Index experts(Index layer) const {
+    if (!is_moe() || (has("num_experts") && !says_something("num_experts"))) return 0;
+    const Index count = size("num_experts");
+    if (has("mlp_only_layers")) {
+      const Json& dense = json_.at("mlp_only_layers");
+      const auto is_number = [](const Json& value) { return value.is_number_integer(); };
+      if (!dense.is_array() || !std::ranges::all_of(dense, is_number)) {
+        raise(label("mlp_only_layers"), "a list of layers", shown(dense));
+      }
+      if (std::ranges::find(dense, Json(layer)) != dense.end()) return 0;
+    }
+    return (layer + 1) % find_size("decoder_sparse_step").value_or(1) == 0 ? count : 0;
+  }
+
+  /// Throws Error where a key of VHA's that nobody here knows says anything: the fold drops such keys,
+  /// and with them perhaps something that the layers compute.
+  void refuse_unknown_vha_keys() const {
+    static constexpr std::string_view known[] = {
+        "vha_enable_premix",     "vha_enable_postmix",   "vha_postmix_rank", "vha_shared_kv",
+        "vha_premix_init_alpha", "vha_premix_alpha_init"};  // the last two: of random first maps
+    for (const auto& [key, value] : json_.items()) {
+      if (!is_vha_key(key) || std::ranges::find(known, key) != std::end(known)) continue;
+      if (says_something(key)) {
+        raise(label(detail::printable(key)),
+              "no key of VHA's that vha does not know (remove it if it changes nothing that the "
+              "layers compute; else the model does not fold)",
+              shown(value));
+      }
+    }
+  }
 
   /// The base of the RoPE frequencies, from either of its places. Throws Error where both are given
   /// and differ.
@@ -145,8 +183,8 @@ class ModelConfig {
   Json folded(Index query_heads, Index kv_heads, Index head_dim, std::string_view dtype) const {
     Json result = Json::object();
     for (const auto& [key, value] : json_.items()) {
-      const bool is_vha = key.starts_with("vha_") || key == "use_vha_attention" ||
-                          key == "attn_type" || key == "auto_map";
+      const bool is_vha =
+          is_vha_key(key) || key == "use_vha_attention" || key == "attn_type" || key == "auto_map";
       if (!is_vha) result[key] = value;
     }
     result["architectures"] = {is_moe() ? "Qwen3MoeForCausalLM" : "Qwen3ForCausalLM"};
@@ -167,6 +205,15 @@ class ModelConfig {
     const Json& parameters = *json_.find(key);
     if (!parameters.is_object()) raise(label(key), "an object", shown(parameters));
     return parameters;
+  }
+
+  static bool is_vha_key(std::string_view key) { return key.starts_with("vha_"); }
+
+  /// Whether the value of a key that is there is none of false, 0, null and "".
+  bool says_something(std::string_view key) const {
+    const Json& value = *json_.find(key);
+    if (value.is_number()) return value != 0;
+    return !value.is_null() && value != false && value != "";
   }
 
   static std::string shown(const Json& value) { return detail::printable(value.dump()); }

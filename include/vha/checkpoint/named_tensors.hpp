@@ -56,6 +56,13 @@ class NamedTensors {
   LinearLayout layout() const { return layout_; }
   /// Whether all of them are square, so that the order is a guess by the tensors' names.
   bool layout_is_guess() const { return layout_is_guess_; }
+  /// Whether the head is square, so that its order is a guess: that of the others, or if it is tied
+  /// the embedding's.
+  bool head_layout_is_guess() const {
+    const TensorView* const head = find("lm_head.weight");
+    return !options_.layout && head != nullptr && head->shape.size() == 2 &&
+           head->shape[0] == head->shape[1];
+  }
 
   /// The names of all tensors, in the one form of TensorNames, in the order of the files.
   const std::vector<std::string>& names() const { return in_order_; }
@@ -95,13 +102,16 @@ class NamedTensors {
            name == "lm_head.weight";
   }
 
-  /// That of all linear layers; but trainers keep a head that is tied to the embedding as that is.
+  /// That of all linear layers; but trainers keep a head that is tied to the embedding as that is,
+  /// [vocabulary, hidden].
   LinearLayout layout_of(const TensorView& tensor, std::string_view name) const {
     if (tensor.shape.size() != 2) return LinearLayout::in_out;
     if (name != "lm_head") return layout_;
     const Index hidden = config_.size("hidden_size");
     const bool first = tensor.shape[0] == hidden, last = tensor.shape.back() == hidden;
-    return first == last ? layout_ : first ? LinearLayout::in_out : LinearLayout::out_in;
+    if (first != last) return first ? LinearLayout::in_out : LinearLayout::out_in;
+    const bool tied = !options_.layout && config_.flag("tie_word_embeddings");
+    return tied ? LinearLayout::out_in : layout_;
   }
 
   std::pair<Index, Index> in_and_out(const TensorView& tensor, LinearLayout layout) const {
@@ -125,6 +135,7 @@ class NamedTensors {
 
  private:
   void refuse_other_models() const {
+    config_.refuse_unknown_vha_keys();
     if (config_.has("quantization_config")) {
       raise(config_.label("quantization_config"), "weights that are not quantised", "such a key");
     }
@@ -162,23 +173,23 @@ class NamedTensors {
     return name == "embed_tokens.weight" || name == "norm.weight" || name == "lm_head.weight";
   }
 
-  /// Of a layer, in any of the trainers' forms.
-  static bool is_stock_part(std::string_view part) {
+  /// Of a layer with so many experts, or none, in any of the trainers' forms.
+  static bool is_stock_part(std::string_view part, Index experts) {
     static constexpr std::array parts{
-        "self_attn.q_proj.weight",   "self_attn.k_proj.weight", "self_attn.v_proj.weight",
-        "self_attn.qkv_proj.weight", "self_attn.o_proj.weight", "self_attn.q_proj.bias",
-        "self_attn.k_proj.bias",     "self_attn.v_proj.bias",   "self_attn.qkv_proj.bias",
-        "self_attn.o_proj.bias",     "self_attn.q_norm.weight", "self_attn.k_norm.weight",
-        "input_layernorm.weight",    "mlp.gate.weight",         "post_attention_layernorm.weight"};
+        "self_attn.q_proj.weight",   "self_attn.k_proj.weight",        "self_attn.v_proj.weight",
+        "self_attn.qkv_proj.weight", "self_attn.o_proj.weight",        "self_attn.q_proj.bias",
+        "self_attn.k_proj.bias",     "self_attn.v_proj.bias",          "self_attn.qkv_proj.bias",
+        "self_attn.o_proj.bias",     "self_attn.q_norm.weight",        "self_attn.k_norm.weight",
+        "input_layernorm.weight",    "post_attention_layernorm.weight"};
     static constexpr std::array mlp{"gate_proj.weight", "up_proj.weight", "down_proj.weight",
                                     "up_gate_proj.weight"};
     if (std::ranges::find(parts, part) != parts.end()) return true;
-    constexpr std::string_view of_mlp = "mlp.", of_experts = "mlp.experts.";
-    if (part.starts_with(of_experts)) {
-      part.remove_prefix(of_experts.size());
-      part.remove_prefix(std::min(part.find_first_not_of("0123456789"), part.size()));
-      return part.starts_with('.') && std::ranges::find(mlp, part.substr(1)) != mlp.end();
+    if (experts > 0) {
+      const auto in_expert = layer_tensor(part, "mlp.experts.");
+      return part == "mlp.gate.weight" || (in_expert && in_expert->layer < experts &&
+                                           std::ranges::find(mlp, in_expert->part) != mlp.end());
     }
+    constexpr std::string_view of_mlp = "mlp.";
     return part.starts_with(of_mlp) &&
            std::ranges::find(mlp, part.substr(of_mlp.size())) != mlp.end();
   }
@@ -201,7 +212,15 @@ class NamedTensors {
           raise(where, "a map with a place in a layer", "a tensor that has none");
         }
       }
-      if (in_layer ? !is_layers_map && !is_stock_part(part) : !is_stock_alone(name)) {
+      const Index experts = in_layer ? config_.experts(in_layer->layer) : 0;
+      const bool is_stock = in_layer ? is_stock_part(part, experts) : is_stock_alone(name);
+      if (!is_stock && in_layer && part.starts_with("mlp.")) {
+        raise(
+            where,
+            text("a part of an MLP with ", experts, " experts, by ", config_.label("num_experts")),
+            "another");
+      }
+      if (!is_layers_map && !is_stock) {
         raise(where, "a part of a stock Qwen3 model",
               "another (with a gate, say, a layer does not fold)");
       }

@@ -27,9 +27,10 @@ struct LayerTensor {
 };
 
 /// "layers.3.self_attn.q_proj.weight" -> 3 and "self_attn.q_proj.weight"; nothing for a tensor
-/// that is in no layer. Precondition: the name outlives the result.
-inline std::optional<LayerTensor> layer_tensor(std::string_view name) {
-  constexpr std::string_view prefix = "layers.";
+/// that is in no layer. With "mlp.experts." for prefix, the same of a layer's part and its experts.
+/// Precondition: the name outlives the result.
+inline std::optional<LayerTensor> layer_tensor(std::string_view name,
+                                               std::string_view prefix = "layers.") {
   if (!name.starts_with(prefix)) return std::nullopt;
   name.remove_prefix(prefix.size());
   Index layer = 0;
