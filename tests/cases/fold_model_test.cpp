@@ -419,7 +419,7 @@ void make_sparse(std::vector<TensorView>& tensors, int layer) {
   const std::string mlp = "model.layers." + std::to_string(layer) + ".mlp.";
   const auto add_copy = [&](TensorView tensor, const std::string& name, std::size_t shift) {
     std::string& copy = bytes.emplace_back(data_of(tensor));
-    std::ranges::rotate(copy, copy.begin() + static_cast<std::ptrdiff_t>(4 * shift));
+    std::rotate(copy.begin(), copy.begin() + static_cast<std::ptrdiff_t>(4 * shift), copy.end());
     tensor.name = mlp + name;
     tensor.data = reinterpret_cast<const std::byte*>(copy.data());
     tensors.push_back(tensor);

@@ -126,6 +126,29 @@ TYPED_TEST(OnThreads, ALayerGivesTheSameBits) {
   });
 }
 
+TYPED_TEST(OnThreads, VirtualiseGivesTheSameBits) {
+  // Queries that are no fold, of more work than one thread is woken for.
+  const vha::AttentionConfig config{
+      .hidden = 160, .head_dim = 32, .query_heads = 12, .kv_heads = 3};
+  auto weights = vha::fold_vha(vha::initialise_vha<TypeParam>(config)).weights();
+  Random random(8);
+  const auto values =
+      random.values<TypeParam>(static_cast<std::size_t>(config.hidden * config.query_width()));
+  weights.query.weight = own_weight<TypeParam>(values, static_cast<naive::Index>(config.hidden));
+  const vha::GqaAttention<TypeParam> gqa(config, weights);
+  expect_same_on(this->executors(), [&](const Executor& executor) {
+    const auto made = vha::virtualise(gqa, {}, executor);
+    Array all = array_of(made.layer.weights().query.weight.template to<double>());
+    for (const auto& map : made.layer.weights().premix.maps) {
+      const Array more = array_of(map.template to<double>());
+      all.values.insert(all.values.end(), more.values.begin(), more.values.end());
+    }
+    all.values.push_back(made.report.relative_error);
+    all.shape = {static_cast<Index>(all.values.size())};
+    return all;
+  });
+}
+
 TEST(Threads, AreTakenAsTheReadmeSays) {
   vha::AttentionConfig config;
   config.hidden = 8;

@@ -34,4 +34,23 @@ TEST(Readme, PaddedBatch) {
   EXPECT_NE(y(1, 2, 0), 0);
 }
 
+TEST(Readme, Gradients) {
+  const auto layer =
+      vha::initialise_vha<float>({.hidden = 8, .head_dim = 4, .query_heads = 4, .kv_heads = 2});
+  vha::Tensor3<float> x(2, 3, 8), out(2, 3, 8), upstream(2, 3, 8), dx(2, 3, 8);
+  x.setRandom();
+  upstream.setConstant(1);
+  const vha::TokenLayout layout;
+  vha::AttentionWorkspace<float> forward_workspace;
+  vha::AttentionBackwardWorkspace<float> workspace;
+  vha::AttentionTrace<float> trace;
+  layer.forward_into(x, out, forward_workspace, layout, &trace);
+  auto gradients = vha::AttentionGradients<float>::zeros_like(layer);
+  gradients.premix.clear();  // frozen maps cost nothing
+  vha::attention_backward(layer, x, trace, upstream, dx, gradients, workspace, layout);
+  EXPECT_GT(gradients.query.weight.norm(), 0);
+  EXPECT_GT(gradients.postmix_b.norm(), 0);
+  EXPECT_EQ(gradients.premix[0].size(), 0);
+}
+
 }  // namespace
