@@ -170,7 +170,9 @@ void expect_gradients(const Sizes& sizes, const TokenLayout& layout = {}) {
     const double numeric = (loss_at(step) - loss_at(-step)) / (2 * step);
     EXPECT_NEAR(analytic, numeric, 1e-6 * size + 1e-9) << name;
     // A token that sees itself alone gives all its weight to itself, whatever its query.
-    if (sizes.tokens > 1) EXPECT_GT(std::abs(numeric), 0) << name;
+    if (sizes.tokens > 1) {
+      EXPECT_GT(std::abs(numeric), 0) << name;
+    }
   };
   {
     const Tensor direction = random_tensor(sizes.batch, sizes.tokens, sizes.config.hidden, random);
