@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tools that read whole models have in common on their command lines.
+// What the tools have in common on their command lines.
 #pragma once
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <optional>
 #include <string>
+#include <vha/checkpoint/model_config.hpp>
 #include <vha/checkpoint/named_tensors.hpp>
+#include <vha/core/error.hpp>
 
 /// The flags by which a user tells what a checkpoint's files do not.
 class ModelFlags {
@@ -44,15 +47,48 @@ class ModelFlags {
   std::filesystem::path names_;
 };
 
-/// Parses the arguments and runs the tool; returns its exit status: 0, 1 after an error, which is
-/// printed in one line, or 2 for bad arguments.
-template <class Run>
-int run_tool(CLI::App& app, const char* name, int argc, char** argv, const Run& run) {
+/// Calls `check` once all arguments are parsed: a vha::Error of its is one of bad arguments.
+template <class Check>
+void check_arguments(CLI::App& app, Check check) {
+  app.parse_complete_callback([check] {
+    try {
+      check();
+    } catch (const vha::Error& error) {
+      throw CLI::ValidationError(error.what());
+    }
+  });
+}
+
+/// Accepts a model's folder: one with a config.json that can be read.
+inline const CLI::Validator model_folder(
+    [](const std::string& folder) {
+      try {
+        const vha::checkpoint::ModelConfig config(std::filesystem::path(folder) / "config.json");
+        return std::string();
+      } catch (const vha::Error& error) {
+        return std::string(error.what());
+      }
+    },
+    "DIR");
+
+/// Parses the arguments. Returns the exit status where the tool is to end at once: 0 after --help, 2
+/// after bad arguments, for which one line is printed.
+inline std::optional<int> parse_arguments(CLI::App& app, const char* name, int argc, char** argv) {
   try {
     app.parse(argc, argv);
+    return std::nullopt;
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    if (error.get_exit_code() == 0) return app.exit(error);
+    std::fprintf(stderr, "%s: %s\n", name, error.what());
+    return 2;
   }
+}
+
+/// Parses the arguments and runs the tool; returns its exit status: 0, or after an error, which is
+/// printed in one line, 2 for bad arguments and 1 for any other.
+template <class Run>
+int run_tool(CLI::App& app, const char* name, int argc, char** argv, const Run& run) {
+  if (const auto status = parse_arguments(app, name, argc, argv)) return *status;
   try {
     run();
     return 0;

@@ -20,6 +20,7 @@
 #include <vha/checkpoint/safetensors_writer.hpp>
 
 #include "case_file.hpp"
+#include "tool.hpp"
 
 namespace {
 
@@ -291,19 +292,17 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1e-300, 1e300));
   app.add_option("--write", options.write, "write every computed step of one CASE to this file");
   app.add_option("CASE", options.cases, "case files (safetensors)")->required();
-  try {
-    app.parse(argc, argv);
-    if (!options.write.empty() && options.cases.size() != 1) {
-      throw CLI::ValidationError("--write", "takes exactly one CASE");
+  check_arguments(app, [&] {
+    if (options.write.empty()) return;
+    if (options.cases.size() != 1) {
+      vha::raise("--write", "exactly one CASE", vha::text(options.cases.size()));
     }
     std::error_code none;
-    if (!options.write.empty() &&
-        std::filesystem::equivalent(options.write, options.cases.front(), none)) {
-      throw CLI::ValidationError("--write", "would replace the CASE");
+    if (std::filesystem::equivalent(options.write, options.cases.front(), none)) {
+      vha::raise("--write", "another file than the CASE", options.write);
     }
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  });
+  if (const auto ended = parse_arguments(app, "vha_check", argc, argv)) return *ended;
 
   int status = 0;
   for (const std::string& path : options.cases) {

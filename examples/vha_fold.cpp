@@ -254,7 +254,9 @@ int main(int argc, char** argv) {
   CLI::App app{
       "Folds a trained VHA checkpoint into a stock Qwen3 checkpoint (GQA, no new kernel).\n"
       "Exit status: 0 done, 1 the model does not fold or differs, 2 bad arguments."};
-  app.add_option("INPUT_DIR", options.input, "config.json and safetensors, as trained")->required();
+  app.add_option("INPUT_DIR", options.input, "config.json and safetensors, as trained")
+      ->required()
+      ->check(model_folder);
   app.add_option("OUTPUT_DIR", options.output, "the folder to make")->required();
   const ModelFlags model_flags(app);
   app.add_option("--premix-position", options.premix_position,

@@ -2,6 +2,8 @@
 // The logits of a dense Qwen3 model, VHA or folded, for some tokens.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -15,7 +17,7 @@ namespace {
 struct Options {
   std::string model, write;
   std::vector<vha::Index> tokens;
-  bool cache = false;
+  bool cache = false, loss = false;
 };
 
 template <class S>
@@ -45,6 +47,18 @@ void print(const Matrix& logits) {
   }
 }
 
+/// The mean of -log p over the tokens that follow the first, each by the logits before it.
+double mean_loss(const Matrix& logits, const std::vector<vha::Index>& tokens) {
+  double sum = 0;
+  for (vha::Index t = 1; t < logits.rows(); ++t) {
+    const Eigen::RowVectorXd row = logits.row(t - 1).cast<double>();
+    const double most = row.maxCoeff();
+    sum += std::log((row.array() - most).exp().sum()) + most -
+           row[tokens[static_cast<std::size_t>(t)]];
+  }
+  return sum / static_cast<double>(logits.rows() - 1);
+}
+
 void write(const std::string& path, const Matrix& logits) {
   const vha::checkpoint::TensorView view{"logits",
                                          vha::checkpoint::Dtype::f32,
@@ -61,16 +75,26 @@ int main(int argc, char** argv) {
   CLI::App app{
       "Runs a dense Qwen3 model, VHA as trained or folded, and prints the likeliest next tokens.\n"
       "Exit status: 0 done, 1 the model does not run, 2 bad arguments."};
-  app.add_option("MODEL_DIR", options.model, "config.json and safetensors")->required();
+  app.add_option("MODEL_DIR", options.model, "config.json and safetensors")
+      ->required()
+      ->check(model_folder);
   app.add_option("--tokens", options.tokens, "token numbers, as 1,2,3")->delimiter(',')->required();
   app.add_flag("--cache", options.cache, "token by token through the cache, as in decode");
+  app.add_flag("--loss", options.loss,
+               "print the mean loss, -log p, of the tokens after the first");
   app.add_option("--write", options.write, "write the logits to this safetensors file");
   const ModelFlags model_flags(app);
+  check_arguments(app, [&] {
+    if (options.loss && options.tokens.size() < 2) {
+      vha::raise("--loss", "two --tokens or more", vha::text(options.tokens.size()));
+    }
+  });
   return run_tool(app, "vha_logits", argc, argv, [&] {
     const vha::checkpoint::Model model(options.model, model_flags.options());
     const Matrix logits = vha::checkpoint::with_scalar(
         common_dtype(model), [&](auto scalar) { return run<decltype(scalar)>(model, options); });
     print(logits);
+    if (options.loss) std::printf("mean loss %.8f\n", mean_loss(logits, options.tokens));
     if (!options.write.empty()) write(options.write, logits);
   });
 }

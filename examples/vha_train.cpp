@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <thread>
 
@@ -25,6 +26,7 @@ using vha::Index;
 
 struct Options {
   train::Recipe recipe;
+  std::unique_ptr<train::Task> task;
   std::filesystem::path save, evaluate;
   Index save_every = 0, eval_every = 200, stop_at = 0;
   int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
@@ -73,8 +75,7 @@ void check_folder(const Options& options) {
 void run_training(Options& options, const vha::Executor& executor) {
   check_folder(options);
   train::Recipe& recipe = options.recipe;
-  const auto task = recipe.task();
-  train::Trainer trainer(recipe, *task, executor);
+  train::Trainer trainer(recipe, *options.task, executor);
   const train::Json json = recipe.json();
   Index step = 0;
   if (options.resume) {
@@ -185,7 +186,13 @@ void add_options(CLI::App& app, Options& options) {
   app.add_flag("--quiet", options.quiet, "print the result alone");
   app.add_option("--evaluate", options.evaluate,
                  "print the held-out loss of this model, trained or folded, and do nothing else")
+      ->check(model_folder)
       ->excludes(save);
+  check_arguments(app, [&] {
+    if (!options.evaluate.empty()) return;  // the model says what it was trained on
+    options.task = recipe.task();
+    recipe.model(options.task->vocabulary()).attention.validate();
+  });
 }
 
 }  // namespace

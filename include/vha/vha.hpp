@@ -13,6 +13,7 @@
 #include <vha/attention/initialise.hpp>
 #include <vha/attention/key_value_block.hpp>
 #include <vha/attention/kv_cache.hpp>
+#include <vha/attention/layer_forward.hpp>
 #include <vha/attention/postmix.hpp>
 #include <vha/attention/premix.hpp>
 #include <vha/attention/query_block.hpp>

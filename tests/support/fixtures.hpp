@@ -8,12 +8,14 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 #include <vha/vha.hpp>
 
 #include "naive_vha.hpp"
 #include "random.hpp"
+#include "sanitized.hpp"
 #include "tolerance.hpp"
 
 namespace laws {
@@ -30,8 +32,11 @@ struct Kind {
   static constexpr int head_dim = HeadDim;
   static constexpr int group_size = GroupSize;
 };
-using Kinds = testing::Types<Kind<double>, Kind<float>, Kind<vha::bfloat16>, Kind<vha::half>,
-                             Kind<double, 6, 2>, Kind<float, 8>, Kind<float, Eigen::Dynamic, 3>>;
+/// A few of them where a sanitizer runs along, which makes each several times as dear.
+using Kinds = std::conditional_t<
+    support::sanitized, testing::Types<Kind<double>, Kind<vha::bfloat16>, Kind<float, 8>>,
+    testing::Types<Kind<double>, Kind<float>, Kind<vha::bfloat16>, Kind<vha::half>,
+                   Kind<double, 6, 2>, Kind<float, 8>, Kind<float, Eigen::Dynamic, 3>>>;
 
 /// Sizes and parts of a layer, in the naive twin's words.
 struct LayerShape {

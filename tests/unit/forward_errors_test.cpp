@@ -96,6 +96,7 @@ TEST_F(ForwardErrors, TheCacheMustBeTheLayers) {
   EXPECT_EQ(error({2, 1, 4, 4, 3}), "kv_cache.kv_heads: expected 2, got 1");
   EXPECT_EQ(error({2, 2, 6, 4, 3}), "kv_cache.head_dim: expected 4, got 6");
   EXPECT_EQ(error({2, 2, 4, 6, 3}), "kv_cache.value_dim: expected 4, got 6");
+  EXPECT_EQ(error({2, 2, 4, 4, 3, true}), "kv_cache.values_in_keys: expected false, got true");
   EXPECT_EQ(error({3, 2, 4, 4, 3}), "kv_cache.batch: expected 2, got 3");
   EXPECT_EQ(error({2, 2, 4, 4, 2}),
             "kv_cache: expected at most 2 tokens (its capacity), got 3 in sequence 0");

@@ -213,6 +213,29 @@ TEST(KvCache, RefusedCallsLeaveItUnchanged) {
   EXPECT_EQ(contents(cache, 0), before);
 }
 
+TEST(KvCache, ValuesWithinKeysAreStoredOnce) {
+  KvCache<float> cache({.batch = 2,
+                        .kv_heads = groups,
+                        .head_dim = head_dim,
+                        .value_dim = value_dim,
+                        .capacity = 5,
+                        .values_in_keys = true});
+  EXPECT_EQ(cache.bytes_per_token(), groups * head_dim * Index(sizeof(float)));
+  const Tokens tokens(3, 10, 4);
+  tokens.append_to(cache, 1);
+  const auto keys = cache.keys(1), values = cache.values(1);
+  EXPECT_EQ(values.tokens, 3);
+  EXPECT_EQ(values.groups, groups);
+  EXPECT_EQ(values.head_dim, value_dim);
+  for (Index token = 0; token < 3; ++token) {
+    for (Index group = 0; group < groups; ++group) {
+      EXPECT_EQ(values.head(token, group, 0), keys.head(token, group, 0));
+      EXPECT_EQ(keys.head(token, group, 0)[head_dim - 1],
+                tokens.key_view().head(token, group, 0)[head_dim - 1]);
+    }
+  }
+}
+
 TEST(KvCache, RefusesSizesThatCannotBe) {
   const auto error = [](const KvCache<float>::Shape& shape) {
     return error_of([&] { KvCache<float> cache(shape); });
@@ -222,6 +245,8 @@ TEST(KvCache, RefusesSizesThatCannotBe) {
   EXPECT_EQ(error({1, 1, -2, 2, 3}), "head_dim: expected 1 or more, got -2");
   EXPECT_EQ(error({1, 1, 2, -2, 3}), "value_dim: expected 1 or more, got -2");
   EXPECT_EQ(error({1, 1, 2, 2, 0}), "capacity: expected 1 or more, got 0");
+  EXPECT_EQ(error({1, 1, 2, 3, 3, true}),
+            "value_dim (values_in_keys): expected head_dim = 2 or less, got 3");
   const Index huge = std::numeric_limits<Index>::max() / 2;
   EXPECT_NE(error({huge, 1, 2, 2, 3}).find("batch * capacity: expected at most"),
             std::string::npos);

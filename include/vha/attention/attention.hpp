@@ -8,8 +8,8 @@
 #include <utility>
 #include <vha/attention/batch_tokens.hpp>
 #include <vha/attention/causal_attention.hpp>
-#include <vha/attention/forward_checks.hpp>
 #include <vha/attention/kv_cache.hpp>
+#include <vha/attention/layer_forward.hpp>
 #include <vha/attention/token_layout.hpp>
 #include <vha/attention/trace.hpp>
 #include <vha/attention/weights.hpp>
@@ -36,10 +36,11 @@ namespace vha {
 /// threads, each with its own workspace. A copy shares the weights.
 template <StorageScalar S, class PremixPart, class PostmixPart, class GatePart,
           int HeadDim = Eigen::Dynamic, int GroupSize = Eigen::Dynamic>
-class Attention {
+class Attention
+    : public LayerForward<Attention<S, PremixPart, PostmixPart, GatePart, HeadDim, GroupSize>, S,
+                          AttentionWorkspace<Compute<S>>, AttentionTrace<Compute<S>>> {
  public:
-  using Scalar = S;
-  using T = Compute<S>;  ///< what the arithmetic is in
+  using T = Compute<S>;
   using Weights = AttentionWeights<S, PremixPart, PostmixPart, GatePart>;
   using Workspace = AttentionWorkspace<T>;
   static constexpr int head_dim_at_compile_time = HeadDim;
@@ -60,6 +61,10 @@ class Attention {
 
   const AttentionConfig& config() const { return config_; }
   const Weights& weights() const { return weights_; }
+  Index hidden() const { return config_.hidden; }
+  KvCacheShape cache_shape(Index batch, Index capacity) const {
+    return KvCacheShape::of(config_, batch, capacity);
+  }
 
   /// A layer of the same sizes with other weights.
   template <StorageScalar To, class NewPremix, class NewPostmix, class NewGate>
@@ -75,40 +80,10 @@ class Attention {
     return with(config_, weights_.template cast<To>());
   }
 
-  /// The layer's output for `x`, `[batch, tokens, hidden]` (tensors) or `[tokens, hidden]`
-  /// (matrices), in a tensor or matrix of its own, row-major, of `x`'s scalar. This and the other
-  /// forms throw Error where shapes do not fit, positions are out of range, or the cache has no room.
-  template <Activations X>
-  auto forward(const X& x, const TokenLayout& layout = {}, Executor executor = {}) const {
-    return forward_to_new(x, static_cast<KvCache<T>*>(nullptr), layout, executor);
-  }
-
-  /// The same, attending to the tokens in `cache` as well, behind which the new ones are put. Prefill
-  /// and decode alike, in chunks of any size. A call that throws leaves the cache as it was.
-  template <Activations X, StorageScalar C>
-  auto forward(const X& x, KvCache<C>& cache, const TokenLayout& layout = {},
-               Executor executor = {}) const {
-    return forward_to_new(x, &cache, layout, executor);
-  }
-
-  /// The forms that write to the caller's `out`, of `x`'s shape, and keep their memory in
-  /// `workspace`. Precondition: `out` is `x` itself or does not overlap it.
-  template <Activations X, Activations Out>
-  void forward_into(const X& x, Out&& out, Workspace& workspace, const TokenLayout& layout = {},
-                    AttentionTrace<T>* trace = nullptr) const {
-    run(activations_view(x), static_cast<KvCache<T>*>(nullptr), activations_view(out), workspace,
-        layout, trace);
-  }
-  template <Activations X, StorageScalar C, Activations Out>
-  void forward_into(const X& x, KvCache<C>& cache, Out&& out, Workspace& workspace,
-                    const TokenLayout& layout = {}, AttentionTrace<T>* trace = nullptr) const {
-    run(activations_view(x), &cache, activations_view(out), workspace, layout, trace);
-  }
-
  private:
-  // Tokens of a batch that go through the projections together: enough that packing the weights is
-  // cheap beside the products, few enough that the working memory stays small.
-  static constexpr Index token_block = 512;
+  using Base =
+      LayerForward<Attention, S, AttentionWorkspace<Compute<S>>, AttentionTrace<Compute<S>>>;
+  friend Base;
 
   static const AttentionConfig& validated(const AttentionConfig& config) {
     config.validate();
@@ -125,71 +100,6 @@ class Attention {
       require_size("query_heads / kv_heads (of the type)", GroupSize, config.group_size());
     }
     return config;
-  }
-
-  template <class X, class C>
-  auto forward_to_new(const X& x, KvCache<C>* cache, const TokenLayout& layout,
-                      Executor executor) const {
-    Workspace workspace;
-    workspace.executor = executor;
-    const auto view = activations_view(x);
-    using Element = std::remove_const_t<std::remove_pointer_t<decltype(view.data)>>;
-    using Result =
-        std::conditional_t<detail::EigenMatrix<X>, RowMajorMatrix<Element>, Tensor3<Element>>;
-    Result out;
-    if constexpr (detail::EigenMatrix<X>) {
-      out.resize(view.tokens, view.channels);
-    } else {
-      out.resize(view.batch, view.tokens, view.channels);
-    }
-    run(view, cache, activations_view(out), workspace, layout, nullptr);
-    return out;
-  }
-
-  template <class X, class C, class Out>
-  void run(const ActivationsView<X>& x, KvCache<C>* cache, const ActivationsView<Out>& out,
-           Workspace& workspace, const TokenLayout& layout, AttentionTrace<T>* trace) const {
-    static_assert(!std::is_const_v<Out>, "vha: the output must be writable");
-    static_assert(sizeof(X) <= sizeof(T) && sizeof(Out) <= sizeof(T),
-                  "vha: the activations are wider than the layer computes in; use a layer of "
-                  "double, or convert them to float first");
-    using P = ProductsOf<T, X, S>;
-    detail::check_forward(config_, x, cache, out, layout);
-    if (trace != nullptr) trace->resize(config_, weights_, x.batch, x.tokens);
-    workspace.prepare();
-    if (cache == nullptr) {
-      run_with<P>(x, workspace.template of<P>().own_cache(config_, x.batch, x.tokens), out,
-                  workspace, layout, trace);
-    } else {
-      run_with<P>(x, *cache, out, workspace, layout, trace);
-    }
-  }
-
-  template <Operand P, class X, class C, class Out>
-  void run_with(const ActivationsView<X>& x, KvCache<C>& cache, const ActivationsView<Out>& out,
-                Workspace& workspace, const TokenLayout& layout, AttentionTrace<T>* trace) const {
-    const auto next_position = [&](Index row) { return cache.next_position(row); };
-    detail::list_tokens(x.batch, x.tokens, next_position, layout, workspace.tokens,
-                        workspace.positions);
-    const auto each_block = [&](auto&& body) {
-      const auto count = static_cast<Index>(workspace.tokens.size());
-      for (Index first = 0; first < count; first += token_block) {
-        const Index size = std::min(token_block, count - first);
-        body(part(detail::BatchTokens(workspace.tokens), first, size),
-             part(std::span<const Position>(workspace.positions), first, size));
-      }
-    };
-    each_block([&](detail::BatchTokens tokens, std::span<const Position> positions) {
-      cache_block<P>(detail::gather<T>(x, tokens, workspace.x), tokens, positions, cache, workspace,
-                     trace);
-    });
-    detail::zero_padding(out, layout);
-    each_block([&](detail::BatchTokens tokens, std::span<const Position> positions) {
-      const T* const y = attend_block<P>(detail::gather<T>(x, tokens, workspace.x), tokens,
-                                         positions, cache, workspace, trace);
-      detail::scatter(y, tokens, out);
-    });
-    for (Index row = 0; row < x.batch; ++row) cache.commit(row, layout.length(row, x.tokens));
   }
 
   /// Writes the block's keys and values behind the ends of the cache's sequences.

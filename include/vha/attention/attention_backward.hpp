@@ -285,7 +285,8 @@ void attention_backward(const Layer& layer, const X& x,
     }
     detail::require_memory(name, view);
   };
-  detail::check_forward(layer.config(), x_view, static_cast<KvCache<T>*>(nullptr), dx_view, layout);
+  detail::check_forward(layer.hidden(), layer.cache_shape(1, 1), x_view,
+                        static_cast<KvCache<T>*>(nullptr), dx_view, layout);
   require_like_x("upstream", upstream_view);
   const auto& heads = trace.heads;
   if (heads.dimension(0) != x_view.batch || heads.dimension(1) != x_view.tokens ||

@@ -14,6 +14,32 @@
 
 namespace vha {
 
+/// What a cache holds, and for how many tokens.
+struct KvCacheShape {
+  Index batch = 1;
+  Index kv_heads = 0;
+  Index head_dim = 0;
+  Index value_dim = 0;  ///< channels of a value; 0: as many as head_dim
+  Index capacity = 0;   ///< tokens per sequence
+  /// The values are the keys' first `value_dim` channels, stored once.
+  bool values_in_keys = false;
+
+  static constexpr KvCacheShape of(const AttentionConfig& config, Index batch, Index capacity) {
+    return {.batch = batch,
+            .kv_heads = config.kv_heads,
+            .head_dim = config.head_dim,
+            .value_dim = config.head_dim,
+            .capacity = capacity};
+  }
+
+  /// Whether a cache of this shape will do where `needed` is asked for.
+  constexpr bool serves(const KvCacheShape& needed) const {
+    return batch == needed.batch && kv_heads == needed.kv_heads && head_dim == needed.head_dim &&
+           value_dim == needed.value_dim && capacity >= needed.capacity &&
+           values_in_keys == needed.values_in_keys;
+  }
+};
+
 /// The keys (normalised and rotated) and values of the tokens that were seen, for each sequence of
 /// a batch, with the position of each. The capacity is fixed at construction; the sequences fill up
 /// unevenly where their prompts are of different lengths. Stored as `S`,
@@ -25,13 +51,7 @@ class KvCache {
  public:
   using Scalar = S;
 
-  struct Shape {
-    Index batch = 1;
-    Index kv_heads = 0;
-    Index head_dim = 0;
-    Index value_dim = 0;  ///< channels of a value; 0: as many as head_dim
-    Index capacity = 0;   ///< tokens per sequence
-  };
+  using Shape = KvCacheShape;
 
   /// Throws Error unless every size is positive and the storage can be addressed.
   explicit KvCache(Shape shape) : shape_(shape) {
@@ -41,21 +61,24 @@ class KvCache {
     require_positive("head_dim", shape_.head_dim);
     require_positive("value_dim", shape_.value_dim);
     require_positive("capacity", shape_.capacity);
+    if (shape_.values_in_keys && shape_.value_dim > shape_.head_dim) {
+      raise("value_dim (values_in_keys)", text("head_dim = ", shape_.head_dim, " or less"),
+            text(shape_.value_dim));
+    }
     const Index tokens = checked_product("batch * capacity", {shape_.batch, shape_.capacity});
     checked_product("cache bytes", {tokens, bytes_per_token()});
     checked_product("position bytes", {tokens, sizeof(Position)});
     keys_.resize(static_cast<std::size_t>(tokens * shape_.kv_heads * shape_.head_dim));
-    values_.resize(static_cast<std::size_t>(tokens * shape_.kv_heads * shape_.value_dim));
+    if (!shape_.values_in_keys) {
+      values_.resize(static_cast<std::size_t>(tokens * shape_.kv_heads * shape_.value_dim));
+    }
     positions_.resize(static_cast<std::size_t>(tokens));
     lengths_.resize(static_cast<std::size_t>(shape_.batch));
   }
 
   /// A cache for `batch` sequences of a layer with this configuration.
   KvCache(const AttentionConfig& config, Index batch, Index capacity)
-      : KvCache(Shape{.batch = batch,
-                      .kv_heads = config.kv_heads,
-                      .head_dim = config.head_dim,
-                      .capacity = capacity}) {}
+      : KvCache(Shape::of(config, batch, capacity)) {}
 
   KvCache(KvCache&&) = default;
   KvCache& operator=(KvCache&&) = default;
@@ -77,7 +100,8 @@ class KvCache {
   Index bytes_per_token() const {
     checked_product("cache",
                     {shape_.kv_heads, 2, std::max(shape_.head_dim, shape_.value_dim), sizeof(S)});
-    return shape_.kv_heads * (shape_.head_dim + shape_.value_dim) * static_cast<Index>(sizeof(S));
+    const Index value_dim = shape_.values_in_keys ? 0 : shape_.value_dim;
+    return shape_.kv_heads * (shape_.head_dim + value_dim) * static_cast<Index>(sizeof(S));
   }
   /// Bytes of keys and values of the tokens in all sequences.
   Index bytes_used() const {
@@ -97,6 +121,11 @@ class KvCache {
   }
   HeadsView<const S> values(Index row, Index uncommitted = 0) const {
     require_room(row, uncommitted);
+    if (shape_.values_in_keys) {
+      auto values = keys(row, uncommitted);
+      values.head_dim = shape_.value_dim;
+      return values;
+    }
     return heads(values_.data(), shape_.value_dim, row, 0, length(row) + uncommitted);
   }
   std::span<const Position> positions(Index row, Index uncommitted = 0) const {
@@ -115,7 +144,8 @@ class KvCache {
   }
 
   /// Puts tokens behind those of sequence `row`: keys `[tokens, kv_heads, 1, head_dim]`, values
-  /// `[tokens, kv_heads, 1, value_dim]` and a position each. Throws Error where they do not fit.
+  /// `[tokens, kv_heads, 1, value_dim]` and a position each. Values in the keys are those, whatever is
+  /// given beside. Throws Error where they do not fit.
   template <StorageScalar K>
   void append(Index row, const HeadsView<const K>& keys, const HeadsView<const K>& values,
               std::span<const Position> positions) {
@@ -140,7 +170,9 @@ class KvCache {
              const HeadsView<const K>& values, std::span<const Position> positions) {
     const Index first = length(row) + offset;
     copy_heads(keys, heads(keys_.data(), shape_.head_dim, row, first, keys.tokens));
-    copy_heads(values, heads(values_.data(), shape_.value_dim, row, first, keys.tokens));
+    if (!shape_.values_in_keys) {
+      copy_heads(values, heads(values_.data(), shape_.value_dim, row, first, keys.tokens));
+    }
     std::copy(positions.begin(), positions.end(), positions_.data() + row * capacity() + first);
   }
 

@@ -19,8 +19,10 @@ struct AttentionTrace {
   Tensor4<T> heads;       ///< what the core gives
   Tensor4<T> heads_mixed;  ///< after Postmix, where the layer has one; before the gate
 
-  template <class Weights>
-  void resize(const AttentionConfig& config, const Weights& weights, Index batch, Index tokens) {
+  template <class Layer>
+  void resize(const Layer& layer, Index batch, Index tokens) {
+    using Weights = typename Layer::Weights;
+    const AttentionConfig& config = layer.config();
     const auto zeros = [&](Tensor4<T>& tensor, Index heads_count, Index width) {
       const Eigen::array<Index, 4> sizes{batch, tokens, heads_count, width};
       if (tensor.dimensions() != sizes) {
@@ -30,7 +32,7 @@ struct AttentionTrace {
       tensor.setZero();
     };
     if constexpr (Weights::has_premix) {
-      zeros(q_physical, config.group_size(), weights.premix.physical_head_dim());
+      zeros(q_physical, config.group_size(), layer.weights().premix.physical_head_dim());
     }
     for (auto* tensor : {&q_virtual, &q_rotated, &heads, &heads_mixed}) {
       zeros(*tensor, config.query_heads, config.head_dim);

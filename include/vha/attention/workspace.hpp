@@ -26,14 +26,8 @@ struct OperandWorkspace {
   CausalAttentionWorkspace<P> core;
 
   /// An empty cache for a forward that was given none.
-  KvCache<P>& own_cache(const AttentionConfig& config, Index batch, Index tokens) {
-    batch = std::max<Index>(batch, 1);
-    tokens = std::max<Index>(tokens, 1);
-    if (!kv_cache_ || kv_cache_->batch() != batch || kv_cache_->capacity() < tokens ||
-        kv_cache_->shape().kv_heads != config.kv_heads ||
-        kv_cache_->shape().head_dim != config.head_dim) {
-      kv_cache_.emplace(config, batch, tokens);
-    }
+  KvCache<P>& own_cache(const KvCacheShape& shape) {
+    if (!kv_cache_ || !kv_cache_->shape().serves(shape)) kv_cache_.emplace(shape);
     kv_cache_->reset();
     return *kv_cache_;
   }
