@@ -3,13 +3,13 @@
 
 #include <benchmark/benchmark.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <sstream>
 #include <string_view>
 #include <utility>
+#include <vha/cost/roofline.hpp>
 #ifdef __GLIBC__
 #include <malloc.h>
 #endif
@@ -32,8 +32,7 @@ void report(benchmark::State& state, Block& block, std::size_t contender) {
   }
   for (auto _ : state) state.SetIterationTime(m.seconds);
   const Cost& cost = block.cost(contender);
-  const double by_flops = cost.flops / m.peak_flops;
-  const double by_bytes = m.peak_bandwidth > 0 ? cost.bytes / m.peak_bandwidth : 0;
+  const vha::Machine machine{.bandwidth = m.peak_bandwidth, .flops = m.peak_flops};
   auto& counters = state.counters;
   counters["GFLOP/s"] = cost.flops / m.seconds * 1e-9;
   counters["peak_GFLOP/s"] = m.peak_flops * 1e-9;
@@ -41,7 +40,7 @@ void report(benchmark::State& state, Block& block, std::size_t contender) {
     counters["GB/s"] = cost.bytes / m.seconds * 1e-9;
     counters["peak_GB/s"] = m.peak_bandwidth * 1e-9;
   }
-  counters["share"] = std::max(by_flops, by_bytes) / m.seconds;
+  counters["share"] = vha::roofline_seconds(machine, cost.flops, cost.bytes) / m.seconds;
   if (m.difference > 0) counters["difference"] = m.difference;
   if (m.disturbed) counters["disturbed"] = 1;
 }

@@ -49,9 +49,10 @@ Work core_work(const Options& options, std::string name, Index batch, Index toke
                            threads};
   };
   const Index pairs = vha::visible_pairs(tokens, keys - tokens);
-  const Index bytes = keys * vha::cache_bytes_per_token(paper_sizes, sizeof(S));
+  const auto bytes =
+      vha::decode_bytes(paper_sizes, vha::LayerForm::folded, keys, sizeof(S), sizeof(S), batch);
   const Cost cost{.flops = static_cast<double>(batch * vha::core_flops(paper_sizes, pairs)),
-                  .bytes = tokens == 1 ? static_cast<double>(batch * bytes) : 0};
+                  .bytes = tokens == 1 ? static_cast<double>(bytes.cache) : 0};
   Work work{std::move(name),
             element_of<S>,
             threads,

@@ -56,7 +56,7 @@ Work postmix(Index tokens, int threads) {
   const auto flops = vha::prefill_flops(paper_sizes, vha::LayerForm::unfolded, tokens).postmix;
   const auto& c = paper_layer.config;
   // It reads every head once: its bytes bound it, not its few multiply-adds.
-  const Index bytes = tokens * c.query_width() * static_cast<Index>(sizeof(float));
+  const Index bytes = vha::head_bytes(paper_sizes, tokens, sizeof(float));
   const auto make = [=]() -> Task {
     struct State {
       vha::Buffer<float> scratch;

@@ -18,21 +18,13 @@ inline vha::checkpoint::MapsReport maps_report(const LanguageModel<float>& model
       [&]<class Layer>(const Layer& attention) {
         if constexpr (Layer::Weights::has_premix) {
           for (const auto& map : attention.weights().premix.maps) {
-            vha::RowMajorMatrix<double> difference = map.template to<double>();
-            difference.diagonal().array() -= 1;
-            report.premix_distance = std::max(report.premix_distance, difference.norm());
+            report.premix_distance =
+                std::max(report.premix_distance, vha::distance_from_identity(map));
           }
         }
         if constexpr (Layer::Weights::has_postmix) {
-          vha::RowMajorMatrix<double> mixing = attention.weights().postmix.dense();
-          mixing.diagonal().array() -= 1;
-          const double all = mixing.squaredNorm();
-          const Index size = config.group_size();
-          double within = 0;
-          for (Index first = 0; first < config.query_heads; first += size) {
-            within += mixing.block(first, first, size, size).squaredNorm();
-          }
-          report.cross_group_share = all == 0 ? 0 : 1 - within / all;
+          report.cross_group_share = vha::cross_group_share(
+              vha::postmix_change(attention.weights().postmix), config.kv_heads);
         }
       },
       model.blocks()[static_cast<std::size_t>(layer)].attention);

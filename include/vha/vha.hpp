@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <vha/analysis/postmix_analysis.hpp>
+#include <vha/analysis/premix_analysis.hpp>
+#include <vha/analysis/singular_values.hpp>
 #include <vha/attention/attention.hpp>
 #include <vha/attention/attention_backward.hpp>
 #include <vha/attention/attention_gradients.hpp>
@@ -33,7 +36,10 @@
 #include <vha/core/weight.hpp>
 #include <vha/cost/bytes.hpp>
 #include <vha/cost/flops.hpp>
+#include <vha/cost/layer_kinds.hpp>
 #include <vha/cost/layer_sizes.hpp>
+#include <vha/cost/model_cost.hpp>
+#include <vha/cost/roofline.hpp>
 #include <vha/fold/fold_report.hpp>
 #include <vha/fold/fold_vha.hpp>
 #include <vha/fold/fold_weights.hpp>

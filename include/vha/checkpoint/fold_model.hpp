@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cmath>
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -218,22 +218,12 @@ inline MapsReport maps_report(const Model& model, Index layer) {
   const auto& sizes = model.sizes();
   if (sizes.has_premix) {
     for (const auto& map : model.premix_maps<float>(layer)) {
-      RowMajorMatrix<double> difference = map.template to<double>();
-      difference.diagonal().array() -= 1;
-      report.premix_distance = std::max(report.premix_distance, difference.norm());
+      report.premix_distance = std::max(report.premix_distance, distance_from_identity(map));
     }
   }
   if (sizes.has_postmix()) {
-    RowMajorMatrix<double> mixing = model.postmix<float>(layer).dense();
-    mixing.diagonal().array() -= 1;
-    const double all = mixing.squaredNorm();
-    const Index group_size = sizes.query_heads / sizes.kv_heads;
-    double within = 0;
-    for (Index group = 0; group < sizes.kv_heads; ++group) {
-      within += mixing.block(group * group_size, group * group_size, group_size, group_size)
-                    .squaredNorm();
-    }
-    report.cross_group_share = all == 0 ? 0 : 1 - within / all;
+    const auto change = postmix_change(model.postmix<float>(layer));
+    report.cross_group_share = cross_group_share(change, sizes.kv_heads);
   }
   return report;
 }

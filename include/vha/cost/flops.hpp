@@ -5,8 +5,8 @@
 #include <vha/cost/layer_sizes.hpp>
 
 // Floating-point operations of the matrix products: two for each multiply-add. Norms, RoPE, softmax,
-// biases and gates are not counted, being small beside the products, and the core counts only the
-// pairs of a query and a key that see each other.
+// biases and gates are not counted, being small beside the products. The core counts pairs of a query
+// and a key: those that see each other, unless the caller gives another number, such as `full_pairs`.
 
 namespace vha {
 
@@ -24,7 +24,18 @@ constexpr Index visible_pairs(Index tokens, Index cached = 0, Index window = 0) 
   return growing * cached + growing * (growing + 1) / 2 + (tokens - growing) * window;
 }
 
-/// Of one layer, part by part.
+/// Pairs of `tokens` new queries and all keys, seen or not, behind `cached` tokens: what papers count.
+constexpr Index full_pairs(Index tokens, Index cached = 0) {
+  return tokens * (cached + tokens);
+}
+
+/// New tokens of a forward, and how many pairs of a query and a key its core counts.
+struct TokenPairs {
+  Index tokens = 0;
+  Index pairs = 0;
+};
+
+/// One layer's, part by part.
 struct LayerFlops {
   Index query = 0;
   Index premix = 0;
@@ -42,19 +53,26 @@ constexpr Index core_flops(const LayerSizes& sizes, Index pairs) {
   return 4 * sizes.query_width() * pairs;
 }
 
-/// Of a forward of `tokens` new tokens behind `cached` ones, for one sequence.
-constexpr LayerFlops layer_flops(const LayerSizes& sizes, LayerForm form, Index tokens,
-                                 Index cached = 0) {
+/// Of a forward of `work.tokens` new tokens that counts `work.pairs` pairs, for one sequence.
+constexpr LayerFlops layer_flops(const LayerSizes& sizes, LayerForm form, TokenPairs work) {
+  const Index tokens = work.tokens;
   const Index width = sizes.query_width();
   LayerFlops flops;
   flops.query =
       product_flops(tokens, sizes.hidden, has_premix(form) ? sizes.physical_width() : width);
   if (has_premix(form)) flops.premix = product_flops(tokens, sizes.premix_rows(), width);
   flops.key_value = 2 * product_flops(tokens, sizes.hidden, sizes.kv_width());
-  flops.core = core_flops(sizes, visible_pairs(tokens, cached, sizes.window));
+  flops.core = core_flops(sizes, work.pairs);
   if (has_postmix(form)) flops.postmix = 2 * product_flops(tokens, width, sizes.postmix_rank);
   flops.output = product_flops(tokens, width, sizes.hidden);
   return flops;
+}
+
+/// Of a forward of `tokens` new tokens behind `cached` ones, for one sequence.
+constexpr LayerFlops layer_flops(const LayerSizes& sizes, LayerForm form, Index tokens,
+                                 Index cached = 0) {
+  return layer_flops(sizes, form,
+                     {.tokens = tokens, .pairs = visible_pairs(tokens, cached, sizes.window)});
 }
 
 constexpr LayerFlops prefill_flops(const LayerSizes& sizes, LayerForm form, Index tokens) {
