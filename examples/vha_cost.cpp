@@ -45,8 +45,8 @@ Shape chosen_shape(const Options& options) {
   }
   for (Index Shape::*size :
        {&Shape::layers, &Shape::hidden, &Shape::head_dim, &Shape::query_heads, &Shape::kv_heads,
-        &Shape::postmix_rank, &Shape::latent_dim, &Shape::rope_dim, &Shape::mlp_width,
-        &Shape::experts, &Shape::active_experts}) {
+        &Shape::postmix_rank, &Shape::mla_latent_dim, &Shape::mla_rope_dim, &Shape::gva_rope_dim,
+        &Shape::mlp_width, &Shape::experts, &Shape::active_experts}) {
     if (options.told.*size != 0) shape.*size = options.told.*size;
   }
   return cost::complete(shape);
@@ -65,7 +65,7 @@ std::string number(double value, int decimals) {
 /// 2129920 as "2,129,920".
 std::string grouped(Index value) {
   std::string digits = std::to_string(value);
-  for (std::size_t at = digits.size(); at > 3; at -= 3) digits.insert(at - 3, ",");
+  for (std::size_t at = digits.size(); at > 3; at -= 3) digits.insert(at - 3, 1, ',');
   return digits;
 }
 
@@ -138,30 +138,35 @@ void print(const Table& rows, bool is_markdown) {
 
 std::string convention(const Work& work) {
   return vha::text(
-      "GFLOPs per token: matrix products of attention and MLP, no LM head; training is ",
-      "3 forwards, and it and prefill count all of ", work.tokens, " keys.\n", "Decode: batch ",
-      work.batch, " behind ", work.context, " cached tokens, ", work.element_bytes,
-      " bytes a weight and a cache element.");
+      "GFLOPs per token: matrix products of attention and MLP, no LM head; training is 3 forwards, "
+      "and it and prefill\ncount all of ",
+      work.tokens, " keys. Decode: batch ", work.batch, " behind ", work.context,
+      " cached tokens, ", work.element_bytes, " bytes a weight and a cache element.");
 }
 
-void print_text(const Comparison& comparison, const Work& work, bool is_markdown) {
+void print_text(const Comparison& comparison, const Shape& shape, const Work& work,
+                bool is_markdown) {
   print(table(comparison, work), is_markdown);
-  std::printf(
-      "\n%s\nCache B/token and query weights (trained, served) are one layer's; cache is the "
-      "batch's "
-      "at that context, and\nfrom \"cache > weights\" cached tokens on a decode step reads more of "
-      "it "
-      "than of the weights.\n",
-      convention(work).c_str());
-  if (comparison.matched_heads) {
-    std::printf("MHA of %td heads: its attention has as many weights as %s's.\n",
-                *comparison.matched_heads, comparison.variants[comparison.reference].name.c_str());
-  }
+  std::string notes = "\n" + convention(work);
+  notes +=
+      "\nCache B/token and query weights (trained, served) are one layer's; cache is the batch's "
+      "at "
+      "that context, and from\n\"cache > weights\" cached tokens on a decode step reads more of it "
+      "than of the weights.\n";
   for (const Variant& v : comparison.variants) {
     if (!v.prefill_flops_premix_apart) continue;
-    std::printf("%s, with Premix apart in prefill: %s GFLOPs/token.\n", v.name.c_str(),
-                gigaflops(*v.prefill_flops_premix_apart).c_str());
+    notes += v.name +
+             ", with Premix apart in prefill: " + gigaflops(*v.prefill_flops_premix_apart) +
+             " GFLOPs per token. ";
   }
+  if (comparison.matched_heads) {
+    notes += vha::text("MHA of ", *comparison.matched_heads, " heads has ",
+                       comparison.variants[comparison.reference].name, "'s attention weights.");
+  }
+  notes += vha::text("\nMLA: latent ", shape.mla_latent_dim, ", RoPE key ", shape.mla_rope_dim,
+                     ". MFA: one K/V head of ", 2 * shape.head_dim, ". GVA: ", shape.kv_heads,
+                     " value heads, RoPE key ", shape.gva_rope_dim, ".\n");
+  std::fputs(notes.c_str(), stdout);
 }
 
 Json json_of(const Variant& v, const Variant& reference) {
@@ -202,8 +207,9 @@ void print_json(const Comparison& comparison, const Shape& shape, const Work& wo
             {"query_heads", shape.query_heads},
             {"kv_heads", shape.kv_heads},
             {"postmix_rank", shape.postmix_rank},
-            {"latent_dim", shape.latent_dim},
-            {"rope_dim", shape.rope_dim},
+            {"mla_latent_dim", shape.mla_latent_dim},
+            {"mla_rope_dim", shape.mla_rope_dim},
+            {"gva_rope_dim", shape.gva_rope_dim},
             {"mlp_width", shape.mlp_width},
             {"experts", shape.experts},
             {"active_experts", shape.active_experts},
@@ -243,7 +249,7 @@ void run(const Options& options, const Shape& shape) {
   } else if (options.format == "csv") {
     print_csv(comparison);
   } else {
-    print_text(comparison, options.work, options.format == "markdown");
+    print_text(comparison, shape, options.work, options.format == "markdown");
   }
 }
 
@@ -274,9 +280,11 @@ int main(int argc, char** argv) {
   add_size("--query-heads", options.told.query_heads, "that attend; of VHA its virtual heads");
   add_size("--kv-heads", options.told.kv_heads, "of VHA and GVA; else 2");
   add_size("--postmix-rank", options.told.postmix_rank, "of VHA; else query heads / 4");
-  add_size("--latent", options.told.latent_dim, "MLA's latent width; else 4 head_dim");
-  add_size("--rope-dim", options.told.rope_dim,
-           "of MLA's and GVA's shared key; else about head_dim / 2");
+  add_size("--mla-latent", options.told.mla_latent_dim,
+           "channels of MLA's latent; else 4 head_dim");
+  add_size("--mla-rope", options.told.mla_rope_dim, "of MLA's shared key; else half head_dim");
+  add_size("--gva-rope", options.told.gva_rope_dim,
+           "of GVA's shared key; else 16, or half head_dim");
   add_size("--mlp", options.told.mlp_width, "channels of the MLP, or of one expert");
   add_size("--experts", options.told.experts, "of each layer; else 1");
   add_size("--active-experts", options.told.active_experts, "that a token uses; else 1");

@@ -123,8 +123,7 @@ std::vector<Index> layers_of(const Model& model, std::vector<Index> asked) {
     for (Index layer = 0; layer < model.layers(); ++layer) asked.push_back(layer);
   }
   std::ranges::sort(asked);
-  const auto again = std::ranges::unique(asked);
-  asked.erase(again.begin(), again.end());
+  asked.erase(std::unique(asked.begin(), asked.end()), asked.end());
   for (const Index layer : asked) {
     if (layer < 0 || layer >= model.layers()) {
       vha::raise("--layer", vha::text("0 to ", model.layers() - 1), vha::text(layer));

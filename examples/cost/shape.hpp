@@ -22,9 +22,10 @@ struct Shape {
   Index query_heads = 0;  ///< of a VHA model the virtual ones
   Index kv_heads = 0;     ///< of VHA and GVA
   Index postmix_rank = 0;
-  Index latent_dim = 0;  ///< of MLA
-  Index rope_dim = 0;    ///< of MLA and GVA
-  Index mlp_width = 0;   ///< of one expert
+  Index mla_latent_dim = 0;
+  Index mla_rope_dim = 0;
+  Index gva_rope_dim = 0;
+  Index mlp_width = 0;  ///< of one expert
   Index experts = 0;
   Index active_experts = 0;
 
@@ -91,7 +92,7 @@ inline Shape read_shape(const std::filesystem::path& file) {
   return shape;
 }
 
-/// Gives what is not told its usual value, of MLA's sizes DeepSeek-V2's for such heads.
+/// Gives what is not told its usual value: of MLA DeepSeek-V2's for such heads, of GVA its paper's.
 /// Throws vha::Error naming the flag of a size that cannot be.
 inline Shape complete(Shape shape) {
   const auto otherwise = [](Index& size, Index usual) { size = size == 0 ? usual : size; };
@@ -107,13 +108,20 @@ inline Shape complete(Shape shape) {
   require("--hidden", shape.hidden);
   require("--query-heads", shape.query_heads);
   require("--mlp", shape.mlp_width);
+  otherwise(shape.mla_latent_dim, 4 * shape.head_dim);
+  const Index half_even = shape.head_dim / 4 * 2;
+  otherwise(shape.mla_rope_dim, std::max<Index>(half_even, 2));
+  otherwise(shape.gva_rope_dim, std::clamp<Index>(half_even, 2, 16));
   const auto require_even = [](const char* flag, Index size) {
     if (size % 2 != 0) vha::raise(flag, "an even number (for RoPE)", vha::text(size));
   };
   require_even("--head-dim", shape.head_dim);
-  require_even("--rope-dim", shape.rope_dim);
-  otherwise(shape.latent_dim, 4 * shape.head_dim);
-  otherwise(shape.rope_dim, std::max<Index>(shape.head_dim / 4 * 2, 2));
+  require_even("--mla-rope", shape.mla_rope_dim);
+  require_even("--gva-rope", shape.gva_rope_dim);
+  if (shape.gva_rope_dim >= shape.head_dim) {
+    vha::raise("--gva-rope", vha::text("less than --head-dim = ", shape.head_dim),
+               vha::text(shape.gva_rope_dim));
+  }
   if (shape.query_heads % shape.kv_heads != 0) {
     vha::raise("--query-heads", vha::text("a multiple of --kv-heads = ", shape.kv_heads),
                vha::text(shape.query_heads));
@@ -128,16 +136,13 @@ inline Shape complete(Shape shape) {
 /// Throws vha::Error where a cost of `tokens` at most for each of `batch` sequences does not fit an
 /// Index: none that is printed has more than 128 terms, and each is at most the rest of the product.
 inline void require_countable(const Shape& shape, Index tokens, Index batch) {
-  vha::checked_product("MLP", {shape.mlp_width, shape.experts});
-  const Index longest = std::max({tokens, shape.hidden, shape.mlp_width * shape.experts,
-                                  shape.head_dim * 2, shape.latent_dim, shape.postmix_rank});
-  const Index width = std::max({shape.head_dim, shape.latent_dim, shape.rope_dim});
+  const Index mlp = vha::checked_product("MLP", {shape.mlp_width, shape.experts});
+  const Index width = std::max({shape.head_dim, shape.mla_latent_dim, shape.mla_rope_dim});
+  const Index heads = vha::checked_product("heads", {shape.query_heads, 2 * width});
+  const Index longest = std::max(
+      {tokens, shape.hidden, mlp, 2 * shape.head_dim, shape.mla_latent_dim, shape.postmix_rank});
   vha::checked_product("sizes of the model and the work",
-                       {128, shape.layers, batch, longest, width, 2});
-  const Index widest =
-      std::max(shape.hidden, vha::checked_product("heads", {shape.query_heads, 2 * width}));
-  vha::checked_product("sizes of the model and the work",
-                       {128, shape.layers, batch, longest, widest});
+                       {128, shape.layers, batch, longest, std::max(shape.hidden, heads)});
 }
 
 }  // namespace cost

@@ -120,17 +120,20 @@ inline Comparison compare(const Shape& shape, const Work& work) {
                     .query_heads = n,
                     .head_dim = d,
                     .value_dim = d,
-                    .latent_dim = shape.latent_dim,
-                    .rope_dim = shape.rope_dim},
+                    .latent_dim = shape.mla_latent_dim,
+                    .rope_dim = shape.mla_rope_dim},
       vha::folded_to_decode);
-  add("MFA", vha::MfaSizes{.hidden = h, .query_heads = n, .head_dim = 2 * d}, vha::folded_to_serve);
+  const vha::MfaSizes mfa{.hidden = h, .query_heads = n, .head_dim = 2 * d};
+  add("MFA as trained", mfa, vha::never_folded);
+  add("MFA folded", mfa, vha::folded_to_serve);
   add("GVA",
       vha::GvaSizes{.hidden = h,
                     .query_heads = n,
                     .head_dim = d,
+                    .content_dim = d - shape.gva_rope_dim,
                     .kv_heads = shape.kv_heads,
-                    .rope_dim = shape.rope_dim},
-      vha::folded_to_serve);
+                    .rope_dim = shape.gva_rope_dim},
+      vha::folded_to_decode);
   return result;
 }
 

@@ -40,7 +40,8 @@ struct MlaSizes {
 
 /// Multi-matrix factorisation attention (arXiv 2412.19255): one K/V head as wide as each query head. A
 /// query head is a factor `[hidden, head_dim]`, shared by all heads, times a map of its own
-/// `[head_dim, head_dim]`; folded, each head has the product `[hidden, head_dim]`.
+/// `[head_dim, head_dim]`. Folded, each head has the product `[hidden, head_dim]` and the layer is MQA,
+/// which has more weights; a norm after the factor, as Step-3 has it, blocks that fold.
 struct MfaSizes {
   Index hidden = 0;
   Index query_heads = 0;
@@ -58,24 +59,30 @@ struct MfaSizes {
 };
 
 /// Grouped value attention (arXiv 2609.13285). The cache holds the values of `kv_heads` groups and one
-/// rotated key for all heads, which adds to the scores as MLA's does. A group's content keys are its
-/// values times a map `[head_dim, head_dim]`; folded, that map is multiplied into the query projection
-/// and the queries attend to the values themselves.
+/// rotated key for all heads, which adds to the scores as MLA's does. A query head's content keys are
+/// its group's values times a map of the head's own, `[head_dim, content_dim]`. Unfolded, they are
+/// made; folded ("absorbed"), the map is applied to the query instead, and every head attends to the
+/// values themselves. Both forms have the same weights.
 struct GvaSizes {
   Index hidden = 0;
   Index query_heads = 0;
-  Index head_dim = 0;  ///< of values, and of the content part of queries and keys
+  Index head_dim = 0;     ///< of values
+  Index content_dim = 0;  ///< of the content part of queries and keys, without rope_dim
   Index kv_heads = 0;
-  Index rope_dim = 0;
+  Index rope_dim =
+      0;  ///< of the rotated part of queries and of the shared key; 16 or 24 in the paper
 
-  constexpr Index query_width() const { return query_heads * (head_dim + rope_dim); }
+  constexpr Index query_width() const { return query_heads * (content_dim + rope_dim); }
   constexpr Index value_width() const { return query_heads * head_dim; }
   constexpr Index cache_width() const { return kv_heads * head_dim + rope_dim; }
-  constexpr Index pair_width(LayerForm) const { return query_width() + value_width(); }
+  /// Multiply-adds of a pair, of scores and values.
+  constexpr Index pair_width(LayerForm form) const {
+    if (form == LayerForm::folded) return query_heads * (2 * head_dim + rope_dim);
+    return query_width() + value_width();
+  }
   constexpr Index query_weights(LayerForm) const { return hidden * query_width(); }
-  constexpr Index key_value_weights(LayerForm form) const {
-    const Index maps = form == LayerForm::folded ? 0 : kv_heads * head_dim * head_dim;
-    return hidden * cache_width() + maps;
+  constexpr Index key_value_weights(LayerForm) const {
+    return hidden * cache_width() + value_width() * content_dim;
   }
 };
 
@@ -89,7 +96,8 @@ concept LayerKind = requires(const Sizes& sizes, LayerForm form) {
   sizes.key_value_weights(form);
 };
 
-/// Elements of what makes the queries of the input: projection, factors and maps.
+/// Elements of what makes the queries of the input: of MFA with its maps, of MLA and GVA without what
+/// makes keys of the cached.
 template <LayerKind Sizes>
 constexpr Index query_weight_count(const Sizes& sizes, LayerForm form) {
   return sizes.query_weights(form);

@@ -47,12 +47,12 @@ struct LayerForms {
 
 /// Of GQA, MHA and MQA, which have no maps.
 inline constexpr LayerForms without_maps = {};
-/// Of VHA, MFA and GVA: trained with their maps, served without.
+/// Of VHA and MFA: trained with their maps, served without.
 inline constexpr LayerForms folded_to_serve = {.training = LayerForm::unfolded};
-/// Of MLA: keys and values are made for training and prefill, and decode attends to the latent.
+/// Of MLA and GVA: training and prefill make the keys, and decode attends to what is cached.
 inline constexpr LayerForms folded_to_decode = {.training = LayerForm::unfolded,
                                                 .prefill = LayerForm::unfolded};
-/// Of VHA where it is run as it is trained.
+/// Of VHA and MFA where they are run as they are trained.
 inline constexpr LayerForms never_folded = {
     .training = LayerForm::unfolded, .prefill = LayerForm::unfolded, .decode = LayerForm::unfolded};
 /// Of VHA with its Premix apart in prefill alone, as `serve_unfolded_prefill` serves it.
