@@ -136,23 +136,22 @@ void print(const Table& rows, bool is_markdown) {
   }
 }
 
-std::string convention(const Work& work) {
+std::string convention(const Work& work, const char* between) {
   return vha::text(
-      "GFLOPs per token: matrix products of attention and MLP, no LM head; training is 3 forwards, "
-      "and it and prefill\ncount all of ",
-      work.tokens, " keys. Decode: batch ", work.batch, " behind ", work.context,
-      " cached tokens, ", work.element_bytes, " bytes a weight and a cache element.");
+      "FLOPs: matrix products of attention and MLP, no LM head; training is 3 forwards; ",
+      "training and prefill count all of ", work.tokens, " keys.", between, "Decode: batch ",
+      work.batch, " behind ", work.context, " cached tokens, ", work.element_bytes,
+      " bytes a weight and a cache element.");
 }
 
 void print_text(const Comparison& comparison, const Shape& shape, const Work& work,
                 bool is_markdown) {
   print(table(comparison, work), is_markdown);
-  std::string notes = "\n" + convention(work);
-  notes +=
-      "\nCache B/token and query weights (trained, served) are one layer's; cache is the batch's "
-      "at "
-      "that context, and from\n\"cache > weights\" cached tokens on a decode step reads more of it "
-      "than of the weights.\n";
+  std::string notes = "\n" + convention(work, "\n") +
+                      "\nCache B/token and query weights, trained and served, are one layer's; "
+                      "cache is the batch's; training, prefill and\ndecode are GFLOPs per token; "
+                      "from \"cache > weights\" cached tokens on, decode reads more cache than "
+                      "weights.\n";
   for (const Variant& v : comparison.variants) {
     if (!v.prefill_flops_premix_apart) continue;
     notes += v.name +
@@ -218,7 +217,7 @@ void print_json(const Comparison& comparison, const Shape& shape, const Work& wo
             {"batch", work.batch},
             {"element_bytes", work.element_bytes},
             {"reference", reference.name},
-            {"convention", convention(work)}};
+            {"convention", convention(work, " ")}};
   for (const Variant& v : comparison.variants) json["variants"].push_back(json_of(v, reference));
   std::printf("%s\n", json.dump(2).c_str());
 }
@@ -284,7 +283,7 @@ int main(int argc, char** argv) {
            "channels of MLA's latent; else 4 head_dim");
   add_size("--mla-rope", options.told.mla_rope_dim, "of MLA's shared key; else half head_dim");
   add_size("--gva-rope", options.told.gva_rope_dim,
-           "of GVA's shared key; else 16, or half head_dim");
+           "of GVA's shared key; else 16, at most half head_dim");
   add_size("--mlp", options.told.mlp_width, "channels of the MLP, or of one expert");
   add_size("--experts", options.told.experts, "of each layer; else 1");
   add_size("--active-experts", options.told.active_experts, "that a token uses; else 1");

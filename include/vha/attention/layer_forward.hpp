@@ -13,6 +13,7 @@
 #include <vha/core/sizes.hpp>
 #include <vha/core/view.hpp>
 #include <vha/core/weight.hpp>
+#include <vha/ops/lanes.hpp>
 
 namespace vha {
 
