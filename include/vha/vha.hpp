@@ -17,6 +17,7 @@
 #include <vha/attention/key_value_block.hpp>
 #include <vha/attention/kv_cache.hpp>
 #include <vha/attention/layer_forward.hpp>
+#include <vha/attention/no_trace.hpp>
 #include <vha/attention/postmix.hpp>
 #include <vha/attention/premix.hpp>
 #include <vha/attention/query_block.hpp>
@@ -26,6 +27,10 @@
 #include <vha/attention/visible_runs.hpp>
 #include <vha/attention/weights.hpp>
 #include <vha/attention/workspace.hpp>
+#include <vha/baselines/head_counts.hpp>
+#include <vha/baselines/latent_attention.hpp>
+#include <vha/baselines/latent_weights.hpp>
+#include <vha/baselines/mfa_attention.hpp>
 #include <vha/core/activations.hpp>
 #include <vha/core/config.hpp>
 #include <vha/core/error.hpp>

@@ -34,7 +34,7 @@ struct Kind {
 };
 /// A few of them where a sanitizer runs along, which makes each several times as dear.
 using Kinds = std::conditional_t<
-    support::sanitized, testing::Types<Kind<double>, Kind<vha::bfloat16>, Kind<float, 8>>,
+    support::sanitized, testing::Types<Kind<double>, Kind<vha::bfloat16, 8>>,
     testing::Types<Kind<double>, Kind<float>, Kind<vha::bfloat16>, Kind<vha::half>,
                    Kind<double, 6, 2>, Kind<float, 8>, Kind<float, Eigen::Dynamic, 3>>>;
 

@@ -31,7 +31,7 @@ auto poisoned_like(const X& x) {
 /// The outputs of `layer` for `x`.
 template <class Layer, class X>
 Array run(const Layer& layer, const X& x, const vha::TokenLayout& layout = {},
-          vha::AttentionTrace<typename Layer::T>* trace = nullptr) {
+          typename Layer::Trace* trace = nullptr) {
   auto out = poisoned_like(x);
   typename Layer::Workspace workspace;
   layer.forward_into(x, out, workspace, layout, trace);
@@ -43,7 +43,7 @@ template <class Layer, class X, class C>
 Array run(const Layer& layer, const X& x, vha::KvCache<C>& cache,
           const vha::TokenLayout& layout = {}) {
   auto out = poisoned_like(x);
-  vha::AttentionWorkspace<vha::Compute<ScalarOf<X>>> workspace;
+  typename Layer::Workspace workspace;
   layer.forward_into(x, cache, out, workspace, layout);
   return array_of(out);
 }

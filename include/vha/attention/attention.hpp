@@ -86,15 +86,7 @@ class Attention
   friend Base;
 
   static const AttentionConfig& validated(const AttentionConfig& config) {
-    config.validate();
-    if (!is_finite(static_cast<T>(config.value_scale))) {
-      raise("value_scale", "a number in the range that the layer computes in",
-            text(config.value_scale));
-    }
-    if (config.rms_norm_eps > 0 && static_cast<T>(config.rms_norm_eps) == T(0)) {
-      raise("rms_norm_eps", "0, or a number in the range that the layer computes in",
-            text(config.rms_norm_eps));
-    }
+    config.validate_for<T>();
     if (HeadDim != Eigen::Dynamic) require_size("head_dim (of the type)", HeadDim, config.head_dim);
     if (GroupSize != Eigen::Dynamic) {
       require_size("query_heads / kv_heads (of the type)", GroupSize, config.group_size());
@@ -179,21 +171,22 @@ class Attention
   template <Operand P>
   HeadsView<T> project_query(const MatrixView<T>& x, detail::BatchTokens tokens,
                              Workspace& workspace, AttentionTrace<T>* trace) const {
-    const Index group_size = config_.group_size();
     auto& product = workspace.template of<P>().product;
     T* const query = workspace.query.reserve(x.rows * config_.query_width());
     HeadsView<T> heads;
     if constexpr (Weights::has_premix) {
+      const Index physical_heads = weights_.premix.physical_heads(config_);
       const Index physical_head_dim = weights_.premix.physical_head_dim();
-      const Index physical_width = group_size * physical_head_dim;
+      const Index physical_width = physical_heads * physical_head_dim;
       T* const physical = workspace.physical.reserve(x.rows * physical_width);
       weights_.query(x, physical, physical_width, product);
       record(trace, &AttentionTrace<T>::q_physical,
-             token_major_heads(physical, x.rows, 1, group_size, physical_head_dim), tokens);
-      heads = group_major_heads(query, x.rows, config_.kv_heads, group_size, config_.head_dim);
+             token_major_heads(physical, x.rows, 1, physical_heads, physical_head_dim), tokens);
+      heads = weights_.premix.virtual_heads(query, x.rows, config_);
       weights_.premix(static_cast<const T*>(physical), heads, product);
     } else {
-      heads = token_major_heads(query, x.rows, config_.kv_heads, group_size, config_.head_dim);
+      heads = token_major_heads(query, x.rows, config_.kv_heads, config_.group_size(),
+                                config_.head_dim);
       weights_.query(x, query, config_.query_width(), product);
     }
     record(trace, &AttentionTrace<T>::q_virtual, heads, tokens);

@@ -124,8 +124,7 @@ class AttentionBackward {
   /// Query heads in the order in which the layer projects them.
   HeadsView<T> query_heads(T* data) const {
     if constexpr (Weights::has_premix) {
-      return group_major_heads(data, x_.rows, config_.kv_heads, config_.group_size(),
-                               config_.head_dim);
+      return weights_.premix.virtual_heads(data, x_.rows, config_);
     } else {
       return by_token(data, config_.head_dim);
     }
@@ -230,7 +229,8 @@ class AttentionBackward {
         by_token(gather_heads(trace_.q_virtual, tokens(), workspace_.query), config_.head_dim);
     back_through_norm_and_rope(weights_.q_norm, before, gradient, gradients_.q_norm);
     if constexpr (Weights::has_premix) {
-      const Index width = config_.group_size() * weights_.premix.physical_head_dim();
+      const Index width =
+          weights_.premix.physical_heads(config_) * weights_.premix.physical_head_dim();
       T* const physical_gradient = workspace_.physical_gradient.reserve(x_.rows * width);
       weights_.premix.backward(gather_heads(trace_.q_physical, tokens(), workspace_.physical),
                                gradient, physical_gradient, gradients_.premix, workspace_.product);

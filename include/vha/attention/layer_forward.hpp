@@ -28,13 +28,14 @@ namespace vha {
 ///     // the tokens' outputs, [tokens, hidden], by the cache
 ///     const T* attend_block<P>(x, tokens, positions, cache, workspace, trace) const;
 ///
-/// with `x` `[tokens, hidden]`. `Trace` is what the layer keeps of its steps, where it is asked to.
-template <class Layer, StorageScalar S, class LayerWorkspace, class Trace>
+/// with `x` `[tokens, hidden]`. `LayerTrace` is what the layer keeps of its steps, where it is asked to.
+template <class Layer, StorageScalar S, class LayerWorkspace, class LayerTrace>
 class LayerForward {
  public:
   using Scalar = S;
   using T = Compute<S>;  ///< what the arithmetic is in
   using Workspace = LayerWorkspace;
+  using Trace = LayerTrace;
 
   /// The layer's output for `x`, `[batch, tokens, hidden]` (tensors) or `[tokens, hidden]`
   /// (matrices), in a tensor or matrix of its own, row-major, of `x`'s scalar. This and the other

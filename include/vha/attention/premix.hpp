@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <vector>
 #include <vha/core/activations.hpp>
+#include <vha/core/config.hpp>
 #include <vha/core/weight.hpp>
 #include <vha/ops/activation.hpp>
 #include <vha/ops/matrix_product.hpp>
@@ -30,19 +31,27 @@ struct Premix {
 
   Index kv_heads() const { return static_cast<Index>(maps.size()); }
   Index physical_head_dim() const { return maps.empty() ? 0 : maps.front().rows(); }
+  /// Heads that the query projection gives, each `physical_head_dim` wide.
+  Index physical_heads(const AttentionConfig& config) const { return config.group_size(); }
+  /// The layer's query heads as the maps write them to `data`.
+  template <class T>
+  HeadsView<T> virtual_heads(T* data, Index tokens, const AttentionConfig& config) const {
+    return group_major_heads(data, tokens, config.kv_heads, config.group_size(), config.head_dim);
+  }
 
   /// Writes the virtual heads of `physical`, token-major `[tokens, H' * physical_head_dim]`, to
-  /// `virtual_heads`, `[kv_heads, tokens, H', head_dim]`.
-  /// Precondition: `virtual_heads` is of `group_major_heads`, and the widths are the maps'.
+  /// `heads`, `[kv_heads, tokens, H', head_dim]`.
+  /// Precondition: `heads` is of `virtual_heads`, and the widths are the maps'.
   template <Operand P>
-  void operator()(const Compute<P>* physical, const HeadsView<Compute<P>>& virtual_heads,
+  void operator()(const Compute<P>* physical, const HeadsView<Compute<P>>& heads,
                   ProductWorkspace<P>& workspace) const {
-    const Index rows = virtual_heads.tokens * virtual_heads.group_size;
-    const Index width = virtual_heads.head_dim;
-    const auto heads = row_major_view(physical, rows, physical_head_dim(), physical_head_dim());
+    const Index rows = heads.tokens * heads.group_size;
+    const Index width = heads.head_dim;
+    const auto physical_rows =
+        row_major_view(physical, rows, physical_head_dim(), physical_head_dim());
     for (Index group = 0; group < kv_heads(); ++group) {
-      Compute<P>* const target = virtual_heads.head(0, group, 0);
-      multiply(heads, maps[static_cast<std::size_t>(group)].view(), target, width, false,
+      Compute<P>* const target = heads.head(0, group, 0);
+      multiply(physical_rows, maps[static_cast<std::size_t>(group)].view(), target, width, false,
                workspace);
       if constexpr (!std::same_as<A, Identity>) {
         for (Index k = 0; k < rows * width; ++k) target[k] = activation(target[k]);
@@ -105,6 +114,11 @@ struct Premix {
       }
     }
     return result;
+  }
+
+  /// Throws Error unless there is a map for each of the layer's K/V heads, all of one shape that fits.
+  void validate(const AttentionConfig& config) const {
+    require_shape(config.kv_heads, config.head_dim);
   }
 
   /// Throws Error unless there are `groups` maps, all `[physical_head_dim, head_dim]`.

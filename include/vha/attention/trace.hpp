@@ -32,7 +32,8 @@ struct AttentionTrace {
       tensor.setZero();
     };
     if constexpr (Weights::has_premix) {
-      zeros(q_physical, config.group_size(), layer.weights().premix.physical_head_dim());
+      const auto& premix = layer.weights().premix;
+      zeros(q_physical, premix.physical_heads(config), premix.physical_head_dim());
     }
     for (auto* tensor : {&q_virtual, &q_rotated, &heads, &heads_mixed}) {
       zeros(*tensor, config.query_heads, config.head_dim);

@@ -74,8 +74,9 @@ struct AttentionWeights {
   void validate(const AttentionConfig& config) const {
     Index query_channels = config.query_width();
     if constexpr (has_premix) {
-      premix.require_shape(config.kv_heads, config.head_dim);
-      query_channels = checked_product("premix", {config.group_size(), premix.physical_head_dim()});
+      premix.validate(config);
+      query_channels =
+          checked_product("premix", {premix.physical_heads(config), premix.physical_head_dim()});
     }
     query.require_shape("query", config.hidden, query_channels);
     key.require_shape("key", config.hidden, config.kv_width());

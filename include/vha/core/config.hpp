@@ -61,6 +61,19 @@ struct AttentionConfig {
     if (!is_finite(value_scale)) raise("value_scale", "a finite number", text(value_scale));
     checked_product("hidden * query_heads * head_dim", {hidden, query_heads, head_dim});
   }
+
+  /// The same for a layer that computes in `T`.
+  template <ComputeScalar T>
+  void validate_for() const {
+    validate();
+    if (!is_finite(static_cast<T>(value_scale))) {
+      raise("value_scale", "a number in the range that the layer computes in", text(value_scale));
+    }
+    if (rms_norm_eps > 0 && static_cast<T>(rms_norm_eps) == T(0)) {
+      raise("rms_norm_eps", "0, or a number in the range that the layer computes in",
+            text(rms_norm_eps));
+    }
+  }
 };
 
 }  // namespace vha
