@@ -263,7 +263,7 @@ class Baseline : public testing::Test {
   static void for_each_case(std::uint32_t seed, Body&& body) {
     Random random(seed);
     for (const auto& each : Kind::cases(random)) {
-      for (const naive::Index tokens : {1, 9, 41}) {
+      for (const naive::Index tokens : {naive::Index(1), naive::Index(9), naive::Index(41)}) {
         SCOPED_TRACE(vha::text(each.name, ", ", tokens, " tokens"));
         const auto hidden = static_cast<naive::Index>(each.layer.hidden());
         body(each,
@@ -361,10 +361,162 @@ TYPED_TEST(Baseline, GivesARowOfAPaddedBatchTheBitsOfTheRowAlone) {
   });
 }
 
+TYPED_TEST(Baseline, ServedFormsDecodeTheirPrefilledBits) {
+  if constexpr (HasServedForm<TypeParam>) {
+    this->for_each_case(6, [](const auto& each, const Matrix& x) {
+      const auto served = TypeParam::served(each.layer);
+      vha::KvCache<double> cache(served.cache_shape(1, x.rows()));
+      const std::vector<Index> chunks(static_cast<std::size_t>(x.rows()), 1);
+      EXPECT_TRUE(same_bits(run_in_chunks(served, x, cache, chunks), run(served, x)));
+    });
+  }
+}
+
 // The head counts alone make these of GqaAttention.
 static_assert(vha::mha_config(8, 2, 6).kv_heads == 6);
 static_assert(vha::gqa_config(8, 2, 6, 3).group_size() == 2);
 static_assert(vha::mqa_config(8, 2, 6).group_size() == 6);
+
+// The gradients through a map and the factor are those of the folded layer's W_Q, by the chain rule.
+TEST(Mfa, GradientsAreThoseOfTheFoldedLayer) {
+  Random random(1);
+  for (const auto& each : Mfa::cases(random)) {
+    SCOPED_TRACE(each.name);
+    const auto& layer = each.layer;
+    const auto folded = vha::fold_vha(layer);
+    const auto hidden = static_cast<naive::Index>(layer.hidden());
+    const Matrix x = matrix_of<double>(random.values<double>(9 * hidden), 9);
+    const Matrix upstream = matrix_of<double>(random.values<double>(9 * hidden), 9);
+    const auto backward = [&](const auto& of, Matrix& dx) {
+      auto gradients = vha::AttentionGradients<double>::zeros_like(of);
+      vha::AttentionTrace<double> trace;
+      run(of, x, {}, &trace);
+      vha::AttentionBackwardWorkspace<double> workspace;
+      vha::attention_backward(of, x, trace, upstream, dx, gradients, workspace);
+      return gradients;
+    };
+    Matrix dx(x.rows(), x.cols()), folded_dx(x.rows(), x.cols());
+    const auto gradients = backward(layer, dx);
+    const auto of_folded = backward(folded, folded_dx);
+    EXPECT_TRUE(close(array_of(dx), array_of(folded_dx), tolerance_of_forms));
+    EXPECT_TRUE(
+        close(array_of(gradients.key.weight), array_of(of_folded.key.weight), tolerance_of_forms));
+
+    const auto& w = layer.weights();
+    const Matrix factor = w.query.weight.to<double>();
+    const Index head_dim = layer.config().head_dim;
+    Matrix factor_gradient = Matrix::Zero(factor.rows(), factor.cols());
+    for (Index head = 0; head < layer.config().query_heads; ++head) {
+      const auto at = static_cast<std::size_t>(head);
+      const auto block = of_folded.query.weight.middleCols(head * head_dim, head_dim);
+      factor_gradient += block * w.premix.maps[at].to<double>().transpose();
+      Matrix map_gradient = factor.transpose() * block;
+      if (!w.query.bias.empty()) {
+        map_gradient += w.query.bias.to<double>().transpose() *
+                        of_folded.query.bias.middleCols(head * head_dim, head_dim);
+      }
+      EXPECT_TRUE(
+          close(array_of(gradients.premix[at]), array_of(map_gradient), tolerance_of_forms));
+    }
+    EXPECT_TRUE(
+        close(array_of(gradients.query.weight), array_of(factor_gradient), tolerance_of_forms));
+  }
+}
+
+TEST(Mfa, OfSeveralKvHeadsOrTooFewMapsIsRefused) {
+  Random random(1);
+  const auto layer = Mfa::cases(random).front().layer;
+  auto config = layer.config();
+  config.kv_heads = config.query_heads;
+  EXPECT_EQ(error_of([&] { vha::MfaAttention<double>(config, layer.weights()); }),
+            "kv_heads (of a layer with one query factor): expected 1, got 2");
+  auto weights = layer.weights();
+  weights.premix.maps.pop_back();
+  EXPECT_EQ(error_of([&] { vha::MfaAttention<double>(layer.config(), weights); }),
+            "premix.maps.size() (one map for each of query_heads): expected 2, got 1");
+}
+
+// A token takes its latents and one rotated key, whatever the form, and as the cost header says.
+TEST(Latent, CachesLatentsAndOneKeyAlone) {
+  Random random(1);
+  for (const auto& each : Gva::cases(random)) {
+    const auto& c = each.layer.config();
+    const vha::KvCache<double> cache(each.layer.cache_shape(1, 3));
+    const vha::GvaSizes sizes{
+        .value_dim = c.value_dim, .kv_heads = c.kv_heads, .rope_dim = c.rope_dim};
+    EXPECT_EQ(cache.bytes_per_token(), vha::cache_bytes_per_token(sizes, sizeof(double)));
+  }
+  for (const auto& each : Mla::cases(random)) {
+    const auto& c = each.layer.config();
+    if (c.kv_heads != 1) continue;
+    const vha::KvCache<double> cache(vha::absorb(each.layer).cache_shape(1, 3));
+    const vha::MlaSizes sizes{.latent_dim = c.latent_dim, .rope_dim = c.rope_dim};
+    EXPECT_EQ(cache.bytes_per_token(), vha::cache_bytes_per_token(sizes, sizeof(double)));
+  }
+}
+
+// Weights and cache in bfloat16, multiplied as such where the cache is too.
+TEST(Latent, StoredNarrowlyIsTheLayerUpToRounding) {
+  Random random(1);
+  for (const auto& each : Mla::cases(random)) {
+    SCOPED_TRACE(each.name);
+    const auto narrow = each.layer.cast<vha::bfloat16>();
+    const auto hidden = static_cast<naive::Index>(each.layer.hidden());
+    const auto x = matrix_of<float>(random.values<vha::bfloat16>(9 * hidden), 9);
+    const Array expected = run(narrow.cast<double>(), x.cast<double>().eval());
+    EXPECT_TRUE(close(run(narrow, x), expected, tolerance<float>(4 * hidden)));
+    EXPECT_TRUE(close(run(vha::absorb(narrow), x), expected, tolerance<float>(4 * hidden)));
+    vha::KvCache<vha::bfloat16> cache(narrow.cache_shape(1, 9));
+    EXPECT_TRUE(close(run(vha::absorb(narrow), x, cache), expected, tolerance<vha::bfloat16>(9)));
+  }
+}
+
+TEST(Latent, WhatDoesNotFitIsRefusedByName) {
+  Random random(1);
+  const auto mla = Mla::cases(random).front().layer;
+  const auto gva = Gva::cases(random).front().layer;
+  const auto config_error = [&](auto&& change) {
+    auto config = mla.config();
+    change(config);
+    return error_of([&] { vha::MlaAttention<double>(config, mla.weights()); });
+  };
+  EXPECT_EQ(config_error([](auto& c) { c.rope_dim = 3; }),
+            "rope_dim: expected an even number of 2 or more (it must be even), got 3");
+  EXPECT_EQ(config_error([](auto& c) { c.latent_dim = 0; }),
+            "latent_dim: expected 1 or more, got 0");
+  EXPECT_EQ(config_error([](auto& c) { c.content_dim = -1; }),
+            "content_dim: expected 1 or more, got -1");
+  EXPECT_EQ(config_error([](auto& c) { c.kv_heads = 2; }),
+            "query_heads: expected a multiple of kv_heads = 2, got 3");
+  EXPECT_EQ(config_error([](auto& c) { c.window = -1; }),
+            "window: expected 0 (none) or more, got -1");
+  EXPECT_EQ(config_error([](auto& c) { c.value_dim = 5; }),
+            "output.weight: expected [15, 11], got [18, 11]");
+  const auto weights_error = [&](const auto& layer, auto&& change) {
+    using Layer = std::remove_cvref_t<decltype(layer)>;
+    auto weights = layer.weights();
+    change(weights);
+    return error_of([&] { Layer(layer.config(), weights); });
+  };
+  EXPECT_EQ(weights_error(mla, [](auto& w) { w.key_maps.pop_back(); }),
+            "key_maps.size() (one map for each of query_heads): expected 3, got 2");
+  EXPECT_EQ(weights_error(mla, [](auto& w) { w.value_maps[1] = w.key_maps[1]; }),
+            "value_maps[1]: expected [7, 6], got [7, 5]");
+  EXPECT_EQ(weights_error(gva, [](auto& w) { w.value_maps = w.key_maps; }),
+            "value_maps.size() (the latents are the values): expected 0, got 3");
+  EXPECT_EQ(error_of([&] {
+              auto config = gva.config();
+              config.value_dim += 1;
+              auto weights = gva.weights();
+              weights.output.weight = vha::Weight<double>::own(Matrix::Zero(24, 11));
+              vha::GvaAttention<double>(config, weights);
+            }),
+            "value_dim (the latents are the values): expected 7, got 8");
+  // A cache of keys and values is none of latents.
+  vha::KvCache<double> cache({.kv_heads = 1, .head_dim = 11, .value_dim = 7, .capacity = 4});
+  EXPECT_EQ(error_of([&] { mla.forward(Matrix(Matrix::Ones(1, 11)), cache); }),
+            "kv_cache.values_in_keys: expected true, got false");
+}
 
 }  // namespace
 }  // namespace laws

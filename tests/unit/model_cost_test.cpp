@@ -118,7 +118,7 @@ static_assert(vha::weight_count(gqa_1_7b(16, 8), LayerForm::folded) ==
 // MLA: its cache, plain and absorbed.
 constexpr MlaSizes mla = {.hidden = hidden,
                           .query_heads = 16,
-                          .head_dim = 128,
+                          .content_dim = 128,
                           .value_dim = 96,
                           .latent_dim = 512,
                           .rope_dim = 64};
@@ -159,7 +159,7 @@ static_assert(vha::layer_flops(mfa, LayerForm::unfolded, {.tokens = 3, .pairs = 
 // GVA: values and one small key, made into keys or absorbed.
 constexpr GvaSizes gva = {.hidden = hidden,
                           .query_heads = 16,
-                          .head_dim = 128,
+                          .value_dim = 128,
                           .content_dim = 112,
                           .kv_heads = 2,
                           .rope_dim = 16};

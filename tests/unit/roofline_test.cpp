@@ -53,7 +53,7 @@ static_assert(cache_dominates(batched, 7) && !cache_dominates(batched - 1, 7));
 // A batch shares the weights: it computes more with each byte. The latent is read once for all heads.
 constexpr MlaSizes mla = {.hidden = 2048,
                           .query_heads = 16,
-                          .head_dim = 128,
+                          .content_dim = 128,
                           .value_dim = 128,
                           .latent_dim = 512,
                           .rope_dim = 64};

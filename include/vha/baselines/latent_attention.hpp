@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <span>
 #include <utility>
@@ -13,6 +14,7 @@
 #include <vha/attention/no_trace.hpp>
 #include <vha/attention/workspace.hpp>
 #include <vha/baselines/latent_weights.hpp>
+#include <vha/core/executor.hpp>
 #include <vha/core/sizes.hpp>
 #include <vha/core/view.hpp>
 #include <vha/ops/lanes.hpp>
@@ -276,16 +278,26 @@ template <StorageScalar S>
 using MlaAttention = LatentAttention<S, true, LatentForm::plain>;
 
 /// Grouped value attention (arXiv 2609.13285): the latents are the values of `kv_heads` groups, and the
-/// content keys are linear maps of the values, one for each query head. `value_dim` is `latent_dim`.
+/// content keys are linear maps of the values, one for each query head. `value_dim` is `latent_dim`. In the
+/// absorbed form, scores take kv_heads · latent_dim + rope_dim multiply-adds for each pair.
 template <StorageScalar S>
 using GvaAttention = LatentAttention<S, false, LatentForm::plain>;
 
 /// The layer that attends to the cached latents themselves. It computes what `layer` does, with the same
 /// weights, which both share, and the same cache.
-template <StorageScalar S, bool MapsValues>
-LatentAttention<S, MapsValues, LatentForm::absorbed> absorb(
-    const LatentAttention<S, MapsValues, LatentForm::plain>& layer) {
-  return {layer.config(), layer.weights()};
+template <StorageScalar S, bool MapsValues, LatentForm Form>
+auto absorb(const LatentAttention<S, MapsValues, Form>& layer) {
+  static_assert(Form == LatentForm::plain,
+                "vha::absorb: the layer is in its absorbed form already; serve it as it is");
+  return LatentAttention<S, MapsValues, LatentForm::absorbed>(layer.config(), layer.weights());
+}
+
+/// Does not compile: there is nothing to fold.
+template <class To = void, StorageScalar S, bool MapsValues, LatentForm Form>
+void fold_vha(const LatentAttention<S, MapsValues, Form>&, const Executor& = {}) {
+  static_assert(!std::same_as<S, S>,
+                "vha::fold_vha: a layer that caches latents is served with the weights that it is "
+                "trained with; take its form for serving by vha::absorb");
 }
 
 }  // namespace vha

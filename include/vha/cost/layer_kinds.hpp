@@ -13,18 +13,18 @@ namespace vha {
 
 /// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) with its query projected in full, as in
 /// DeepSeek-V2-Lite. The cache holds the latent and one rotated key for all heads. Unfolded, the keys
-/// `[head_dim]` and values `[value_dim]` of each head are made from the latent; folded ("absorbed"),
+/// `[content_dim]` and values `[value_dim]` of each head are made from the latent; folded ("absorbed"),
 /// the same up-projections are applied to the query and to the attended latent, and every head attends
 /// to the latent itself. Both forms have the same weights.
 struct MlaSizes {
   Index hidden = 0;
   Index query_heads = 0;
-  Index head_dim = 0;    ///< of the content part of queries and keys, without rope_dim
-  Index value_dim = 0;   ///< of a head
-  Index latent_dim = 0;  ///< 512 in the paper
-  Index rope_dim = 0;    ///< of the rotated part of queries and of the shared key; 64 in the paper
+  Index content_dim = 0;  ///< of the content part of queries and keys, without rope_dim
+  Index value_dim = 0;    ///< of a head
+  Index latent_dim = 0;   ///< 512 in the paper
+  Index rope_dim = 0;     ///< of the rotated part of queries and of the shared key; 64 in the paper
 
-  constexpr Index query_width() const { return query_heads * (head_dim + rope_dim); }
+  constexpr Index query_width() const { return query_heads * (content_dim + rope_dim); }
   constexpr Index value_width() const { return query_heads * value_dim; }
   constexpr Index cache_width() const { return latent_dim + rope_dim; }
   /// Multiply-adds of a pair, of scores and values.
@@ -34,7 +34,7 @@ struct MlaSizes {
   }
   constexpr Index query_weights(LayerForm) const { return hidden * query_width(); }
   constexpr Index key_value_weights(LayerForm) const {
-    return hidden * cache_width() + latent_dim * query_heads * (head_dim + value_dim);
+    return hidden * cache_width() + latent_dim * query_heads * (content_dim + value_dim);
   }
 };
 
@@ -60,24 +60,24 @@ struct MfaSizes {
 
 /// Grouped value attention (arXiv 2609.13285). The cache holds the values of `kv_heads` groups and one
 /// rotated key for all heads, which adds to the scores as MLA's does. A query head's content keys are
-/// its group's values times a map of the head's own, `[head_dim, content_dim]`. Unfolded, they are
+/// its group's values times a map of the head's own, `[value_dim, content_dim]`. Unfolded, they are
 /// made; folded ("absorbed"), the map is applied to the query instead, and every head attends to the
 /// values themselves. Both forms have the same weights.
 struct GvaSizes {
   Index hidden = 0;
   Index query_heads = 0;
-  Index head_dim = 0;     ///< of values
+  Index value_dim = 0;    ///< of the cached values
   Index content_dim = 0;  ///< of the content part of queries and keys, without rope_dim
   Index kv_heads = 0;
   Index rope_dim =
       0;  ///< of the rotated part of queries and of the shared key; 16 or 24 in the paper
 
   constexpr Index query_width() const { return query_heads * (content_dim + rope_dim); }
-  constexpr Index value_width() const { return query_heads * head_dim; }
-  constexpr Index cache_width() const { return kv_heads * head_dim + rope_dim; }
+  constexpr Index value_width() const { return query_heads * value_dim; }
+  constexpr Index cache_width() const { return kv_heads * value_dim + rope_dim; }
   /// Multiply-adds of a pair, of scores and values.
   constexpr Index pair_width(LayerForm form) const {
-    if (form == LayerForm::folded) return query_heads * (2 * head_dim + rope_dim);
+    if (form == LayerForm::folded) return query_heads * (2 * value_dim + rope_dim);
     return query_width() + value_width();
   }
   constexpr Index query_weights(LayerForm) const { return hidden * query_width(); }
