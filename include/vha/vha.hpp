@@ -40,6 +40,7 @@
 #include <vha/core/view.hpp>
 #include <vha/core/weight.hpp>
 #include <vha/cost/bytes.hpp>
+#include <vha/cost/communication.hpp>
 #include <vha/cost/flops.hpp>
 #include <vha/cost/layer_kinds.hpp>
 #include <vha/cost/layer_sizes.hpp>
@@ -62,4 +63,10 @@
 #include <vha/ops/rms_norm.hpp>
 #include <vha/ops/rope.hpp>
 #include <vha/ops/softmax_state.hpp>
+#include <vha/parallel/communicator.hpp>
+#include <vha/parallel/head_slice.hpp>
+#include <vha/parallel/parallel_attention.hpp>
+#include <vha/parallel/parallel_backward.hpp>
+#include <vha/parallel/parallel_postmix.hpp>
+#include <vha/parallel/slice_weights.hpp>
 #include <vha/version.hpp>

@@ -94,6 +94,10 @@ class Attention
     return config;
   }
 
+ public:
+  // The steps that LayerForward is made of, also for a layer that is made of this one. They check
+  // nothing: see LayerForward.
+
   /// Writes the block's keys and values behind the ends of the cache's sequences.
   template <Operand P, class C>
   void cache_block(const MatrixView<T>& x, detail::BatchTokens tokens,
@@ -121,11 +125,11 @@ class Attention
     });
   }
 
-  /// The block's outputs, `[tokens, hidden]`.
+  /// The block's outputs, `[tokens, hidden]`, in `workspace`.
   template <Operand P, class C>
-  const T* attend_block(const MatrixView<T>& x, detail::BatchTokens tokens,
-                        std::span<const Position> positions, KvCache<C>& cache,
-                        Workspace& workspace, AttentionTrace<T>* trace) const {
+  T* attend_block(const MatrixView<T>& x, detail::BatchTokens tokens,
+                  std::span<const Position> positions, KvCache<C>& cache, Workspace& workspace,
+                  AttentionTrace<T>* trace) const {
     auto& product = workspace.template of<P>().product;
     const auto query = project_query<P>(x, tokens, workspace, trace);
     norm_and_rope(weights_.q_norm, query, positions, workspace);
@@ -152,11 +156,7 @@ class Attention
     record(trace, &AttentionTrace<T>::softmax, softmax, tokens);
     record(trace, &AttentionTrace<T>::heads, heads, tokens);
 
-    if constexpr (Weights::has_postmix) {
-      workspace.for_each_slice(x.rows, [&](Index first, Index count, Buffer<T>& scratch) {
-        weights_.postmix(heads.slice(first, count), scratch);
-      });
-    }
+    if constexpr (Weights::has_postmix) weights_.postmix.mix(heads, workspace);
     record(trace, &AttentionTrace<T>::heads_mixed, heads, tokens);
     if constexpr (Weights::has_gate) {
       weights_.gate(x, mixed, workspace.gate.reserve(x.rows * width), product);
@@ -167,6 +167,7 @@ class Attention
     return y;
   }
 
+ private:
   /// The virtual query heads before norm and RoPE.
   template <Operand P>
   HeadsView<T> project_query(const MatrixView<T>& x, detail::BatchTokens tokens,

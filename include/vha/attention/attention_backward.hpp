@@ -2,7 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <span>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 #include <vha/attention/attention.hpp>
 #include <vha/attention/attention_gradients.hpp>
@@ -26,7 +29,7 @@ struct AttentionBackwardWorkspace {
   Buffer<T> x, upstream, dx, mixed, gated, gate, heads, softmax, query, key, rotated_query,
       rotated_key, value, physical;
   Buffer<T> head_gradient, query_gradient, key_gradient, value_gradient, physical_gradient;
-  Buffer<T> partial_sums;
+  Buffer<T> head_sums, head_sum_gradients, partial_sums;
   std::vector<Buffer<T>> thread_scratch;
   std::vector<detail::BatchToken> tokens;
   std::vector<Position> positions;
@@ -78,7 +81,7 @@ class AttentionBackward {
         workspace_(workspace) {}
 
   /// The gradient of the tokens' activations, `[tokens, hidden]`, for that of their outputs.
-  const T* run(const MatrixView<T>& x, const MatrixView<T>& upstream) {
+  T* run(const MatrixView<T>& x, const MatrixView<T>& upstream) {
     x_ = x;
     dx_ = workspace_.dx.reserve(x.rows * config_.hidden);
     std::fill_n(dx_, x.rows * config_.hidden, T(0));
@@ -155,22 +158,9 @@ class AttentionBackward {
     if constexpr (Weights::has_postmix) {
       const auto heads =
           by_token(gather_heads(trace_.heads, tokens(), workspace_.heads), config_.head_dim);
-      const Index map_size = weights_.postmix.a.size();
-      T* const a = data_or_null(gradients_.postmix_a);
-      T* const b = data_or_null(gradients_.postmix_b);
-      RowMajorMatrix<T> sums = RowMajorMatrix<T>::Zero(2, map_size);
-      workspace_.for_each_slice(
-          x_.rows, 2 * map_size, a == nullptr && b == nullptr ? nullptr : sums.data(),
-          [&](Index first, Index count, T* partial, Buffer<T>& scratch) {
-            weights_.postmix.backward(HeadsView<const T>(heads.slice(first, count)),
-                                      by_token(gradient, config_.head_dim).slice(first, count),
-                                      a == nullptr ? nullptr : partial,
-                                      b == nullptr ? nullptr : partial + map_size, scratch);
-          });
-      for (Index k = 0; k < map_size; ++k) {
-        if (a != nullptr) a[k] += sums(0, k);
-        if (b != nullptr) b[k] += sums(1, k);
-      }
+      weights_.postmix.mix_backward(HeadsView<const T>(heads), by_token(gradient, config_.head_dim),
+                                    data_or_null(gradients_.postmix_a),
+                                    data_or_null(gradients_.postmix_b), workspace_);
     }
     return gradient;
   }
@@ -252,6 +242,52 @@ class AttentionBackward {
   T* dx_ = nullptr;
 };
 
+/// The public function of this name, which calls `complete` with the gradient of the tokens'
+/// activations before it is written to `dx`: a layer that is a part of another adds up the parts'.
+template <class Layer, Activations X, Activations Upstream, Activations Dx, class Complete>
+void attention_backward(const Layer& layer, const X& x,
+                        const AttentionTrace<typename Layer::T>& trace, const Upstream& upstream,
+                        Dx&& dx, AttentionGradients<typename Layer::T>& gradients,
+                        AttentionBackwardWorkspace<typename Layer::T>& workspace,
+                        const TokenLayout& layout, Complete&& complete) {
+  using T = typename Layer::T;
+  const auto x_view = activations_view(x);
+  const auto upstream_view = activations_view(upstream);
+  const auto dx_view = activations_view(dx);
+  static_assert(!std::is_const_v<std::remove_pointer_t<decltype(dx_view.data)>>,
+                "vha: dx must be writable");
+  const auto require_like_x = [&](std::string_view name, const auto& view) {
+    if (view.batch != x_view.batch || view.tokens != x_view.tokens ||
+        view.channels != x_view.channels) {
+      raise(name, shape_text(x_view.batch, x_view.tokens, x_view.channels),
+            shape_text(view.batch, view.tokens, view.channels));
+    }
+    require_memory(name, view);
+  };
+  check_forward(layer.hidden(), layer.cache_shape(1, 1), x_view, static_cast<KvCache<T>*>(nullptr),
+                dx_view, layout);
+  require_like_x("upstream", upstream_view);
+  const auto& heads = trace.heads;
+  if (heads.dimension(0) != x_view.batch || heads.dimension(1) != x_view.tokens ||
+      heads.dimension(2) != layer.config().query_heads ||
+      heads.dimension(3) != layer.config().head_dim) {
+    raise("trace", "one that a forward of this layer and shape filled", "another");
+  }
+  gradients.require_fit(layer);
+  workspace.prepare();
+  list_tokens(
+      x_view.batch, x_view.tokens, [](Index) { return Position(0); }, layout, workspace.tokens,
+      workspace.positions);
+  const BatchTokens tokens = workspace.tokens;
+  const auto x_rows = gather<T>(x_view, tokens, workspace.x);
+  const auto upstream_rows = gather<T>(upstream_view, tokens, workspace.upstream);
+  zero_padding(dx_view, layout);
+  T* const dx_rows =
+      AttentionBackward<Layer>(layer, trace, gradients, workspace).run(x_rows, upstream_rows);
+  complete(std::span<T>(dx_rows, static_cast<std::size_t>(x_rows.rows * x_rows.cols)));
+  scatter<T>(dx_rows, tokens, dx_view);
+}
+
 }  // namespace detail
 
 /// The backward pass of a layer's forward without a cache: adds the gradients of the weights that are
@@ -271,40 +307,8 @@ void attention_backward(const Layer& layer, const X& x,
                         Dx&& dx, AttentionGradients<typename Layer::T>& gradients,
                         AttentionBackwardWorkspace<typename Layer::T>& workspace,
                         const TokenLayout& layout = {}) {
-  using T = typename Layer::T;
-  const auto x_view = activations_view(x);
-  const auto upstream_view = activations_view(upstream);
-  const auto dx_view = activations_view(dx);
-  static_assert(!std::is_const_v<std::remove_pointer_t<decltype(dx_view.data)>>,
-                "vha: dx must be writable");
-  const auto require_like_x = [&](std::string_view name, const auto& view) {
-    if (view.batch != x_view.batch || view.tokens != x_view.tokens ||
-        view.channels != x_view.channels) {
-      raise(name, shape_text(x_view.batch, x_view.tokens, x_view.channels),
-            shape_text(view.batch, view.tokens, view.channels));
-    }
-    detail::require_memory(name, view);
-  };
-  detail::check_forward(layer.hidden(), layer.cache_shape(1, 1), x_view,
-                        static_cast<KvCache<T>*>(nullptr), dx_view, layout);
-  require_like_x("upstream", upstream_view);
-  const auto& heads = trace.heads;
-  if (heads.dimension(0) != x_view.batch || heads.dimension(1) != x_view.tokens ||
-      heads.dimension(2) != layer.config().query_heads ||
-      heads.dimension(3) != layer.config().head_dim) {
-    raise("trace", "one that a forward of this layer and shape filled", "another");
-  }
-  gradients.require_fit(layer);
-  workspace.prepare();
-  detail::list_tokens(
-      x_view.batch, x_view.tokens, [](Index) { return Position(0); }, layout, workspace.tokens,
-      workspace.positions);
-  const detail::BatchTokens tokens = workspace.tokens;
-  const auto x_rows = detail::gather<T>(x_view, tokens, workspace.x);
-  const auto upstream_rows = detail::gather<T>(upstream_view, tokens, workspace.upstream);
-  detail::zero_padding(dx_view, layout);
-  detail::AttentionBackward<Layer> backward(layer, trace, gradients, workspace);
-  detail::scatter(backward.run(x_rows, upstream_rows), tokens, dx_view);
+  detail::attention_backward(layer, x, trace, upstream, dx, gradients, workspace, layout,
+                             [](std::span<typename Layer::T>) {});
 }
 
 }  // namespace vha

@@ -47,7 +47,7 @@ template <ComputeScalar T>
 struct AttentionWorkspace {
   Executor executor;
 
-  Buffer<T> x, y, physical, query, key, value, softmax, heads, gate;
+  Buffer<T> x, y, physical, query, key, value, softmax, heads, head_sums, gate;
   std::vector<Buffer<T>> thread_scratch;
   std::vector<detail::BatchToken> tokens;
   std::vector<Position> positions;

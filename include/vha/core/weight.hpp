@@ -93,6 +93,14 @@ class Weight {
   S operator()(Index row, Index col) const { return view_(row, col); }
   const MatrixView<S>& view() const { return view_; }
 
+  /// The `block_rows` x `block_cols` elements from (`row`, `col`) on, where they stand; what holds the
+  /// memory lives on with them. Precondition: they lie within the weight.
+  Weight block(Index row, Index col, Index block_rows, Index block_cols) const {
+    Weight part = *this;
+    part.view_ = view_.block(row, col, block_rows, block_cols);
+    return part;
+  }
+
   /// The elements in the scalar `T`, row-major.
   template <StorageScalar T>
   RowMajorMatrix<T> to() const {
