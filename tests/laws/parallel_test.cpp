@@ -86,7 +86,8 @@ TEST(Parallel, FrozenWeightsExchangeNothing) {
 
 TEST(Parallel, WeightsAreViews) {
   laws::Random random(3);
-  const auto layer = laws::library_layer<Gated>(laws::random_layer<double>(shapes[4], random));
+  const auto layer =
+      laws::library_layer<Gated>(laws::random_gated_layer<double>(shapes[4], random));
   run_on_ranks(2, [&](auto& communicator) {
     const vha::ParallelAttention part(layer, communicator);
     const auto& whole = layer.weights();
