@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake -DPROGRAM=... -DARGUMENTS="..." -DSTATUS=N -DOUTPUT=REGEX -P check_exit.cmake
-# Runs the program; its exit status must be STATUS, and what it prints must match OUTPUT.
+# Runs the program; its exit status must match STATUS, and what it prints must match OUTPUT.
 cmake_minimum_required(VERSION 3.22)
 
 separate_arguments(arguments UNIX_COMMAND "${ARGUMENTS}")
@@ -9,7 +9,7 @@ execute_process(
   RESULT_VARIABLE status
   OUTPUT_VARIABLE output
   ERROR_VARIABLE errors)
-if(NOT status STREQUAL STATUS)
+if(NOT status MATCHES "^${STATUS}$")
   message(FATAL_ERROR "exit status ${status}, expected ${STATUS}:\n${output}${errors}")
 endif()
 if(NOT "${output}${errors}" MATCHES "${OUTPUT}")

@@ -13,6 +13,15 @@ if(VHA_BUILD_EXAMPLES)
     message(STATUS "vha: no CLI11 (Debian: libcli11-dev), so leaving out vha_check")
   endif()
 endif()
+# What runs on several ranks. Not under the sanitizers: MPI's own leaks would be reported.
+if(NOT VHA_SANITIZE)
+  set(MPI_CXX_SKIP_MPICXX ON)
+  find_package(MPI QUIET COMPONENTS CXX)
+endif()
+if(NOT TARGET MPI::MPI_CXX)
+  message(STATUS "vha: no MPI (Debian: libopenmpi-dev), so leaving out vha_parallel and what else runs "
+                 "on several ranks")
+endif()
 
 add_library(vha_dev_any_processor INTERFACE)
 target_link_libraries(vha_dev_any_processor INTERFACE vha::vha)

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <vha/attention/attention.hpp>
+#include <vha/attention/premix.hpp>
 #include <vha/attention/weights.hpp>
 #include <vha/ops/linear.hpp>
 #include <vha/parallel/communicator.hpp>
@@ -33,6 +35,12 @@ struct ParallelPart<Postmix<S, Act>, Comm> {
   using Type = ParallelPostmix<S, Act, Comm>;
 };
 
+// Premix by K/V group goes with its group; of other maps nothing here knows which rank needs which.
+template <class PremixPart>
+inline constexpr bool splits_by_group = std::same_as<PremixPart, NoPremix>;
+template <StorageScalar S, class Act>
+inline constexpr bool splits_by_group<Premix<S, Act>> = true;
+
 template <StorageScalar S>
 Linear<S> columns(const Linear<S>& linear, Index first, Index count) {
   Linear<S> part{linear.weight.block(0, first, linear.in(), count)};
@@ -48,6 +56,10 @@ Linear<S> columns(const Linear<S>& linear, Index first, Index count) {
 template <StorageScalar S, class PremixPart, class PostmixPart, class GatePart, Communicator Comm>
 auto slice_weights(const AttentionWeights<S, PremixPart, PostmixPart, GatePart>& weights,
                    const AttentionConfig& config, const HeadSlice& slice, Comm& communicator) {
+  static_assert(
+      detail::splits_by_group<PremixPart>,
+      "vha::slice_weights: a layer whose query maps are not one for each K/V group, as MFA's, is "
+      "not split over ranks as it is trained; fold it first with vha::fold_vha");
   using Whole = AttentionWeights<S, PremixPart, PostmixPart, GatePart>;
   using RankPostmix = typename detail::ParallelPart<PostmixPart, Comm>::Type;
   const Index width = config.head_dim;
