@@ -5,13 +5,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,10 +18,9 @@
 #include <vector>
 #include <vha/checkpoint/mapped_file.hpp>
 #include <vha/checkpoint/message_text.hpp>
-#include <vha/checkpoint/safetensors_header.hpp>
 #include <vha/checkpoint/safetensors_writer.hpp>
-#include <vha/checkpoint/sharded_tensors.hpp>
 #include <vha/checkpoint/temporary_file.hpp>
+#include <vha/checkpoint/tensor_files.hpp>
 #include <vha/core/error.hpp>
 #include <vha/core/executor.hpp>
 
@@ -89,34 +86,14 @@ class OutputFolder {
     file.commit();
   }
 
-  /// Writes "model.safetensors", or if the data are more than `max_shard_bytes` the shards
-  /// "model-00001-of-0000N.safetensors" of at most so many each, and their index. A larger tensor
-  /// has a shard of its own.
-  ///
-  /// Shards are filled in the order given; within each, tensors are laid out by falling element size
-  /// as write_safetensors does it. Each is asked for its bytes once, in the order of the files, as
-  /// many at a time as the executor has threads.
+  /// Writes TensorFiles. Each tensor is asked for its bytes once, in the order of the files, as many at a
+  /// time as the executor has threads.
   void write_tensors(std::span<const StreamedTensor> tensors, const Metadata& metadata,
                      std::uint64_t max_shard_bytes, const Executor& executor = {}) {
-    detail::check_tensors(target_, tensors);
-    const auto shards = split(tensors, max_shard_bytes);
-    const auto write_shard = [&](const std::string& name, std::span<const StreamedTensor> shard) {
-      detail::write_file_of(place(name), label(name), shard, metadata, executor);
-    };
-    if (shards.size() == 1) return write_shard("model.safetensors", shards.front());
-
-    nlohmann::json index;  // with its keys in order, as others write it
-    std::uint64_t total = 0;
-    for (std::size_t i = 0; i < shards.size(); ++i) {
-      const std::string name = shard_name(i + 1, shards.size());
-      write_shard(name, shards[i]);
-      for (const StreamedTensor& tensor : shards[i]) {
-        index["weight_map"][tensor.name] = name;
-        total += detail::bytes_of(tensor);
-      }
-    }
-    index["metadata"]["total_size"] = total;
-    write_file(std::string(shard_index_name), index.dump(2) + "\n");
+    const TensorFiles files(target_, tensors, metadata, max_shard_bytes);
+    files.create(path_);
+    files.write(path_, executor, [](const StreamedTensor&) { return true; });
+    files.sync(path_);
   }
 
   /// Makes the folder durable and gives it its name. One that it replaces is removed after that, with
@@ -162,32 +139,6 @@ class OutputFolder {
   }
 
   std::string label(const std::string& name) const { return (target_ / name).string(); }
-
-  static std::string shard_name(std::size_t number, std::size_t count) {
-    std::array<char, 80> name = {};
-    std::snprintf(name.data(), name.size(), "model-%05zu-of-%05zu.safetensors", number, count);
-    return name.data();
-  }
-
-  /// At least one shard, which then may be empty.
-  static std::vector<std::span<const StreamedTensor>> split(std::span<const StreamedTensor> tensors,
-                                                            std::uint64_t max_shard_bytes) {
-    std::vector<std::span<const StreamedTensor>> shards;
-    std::size_t begin = 0;
-    std::uint64_t bytes = 0;  // of the tensors from `begin` on
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      const std::uint64_t more = detail::bytes_of(tensors[i]);
-      // Not the sum, which could overflow: a shard of one large tensor may be over the limit.
-      if (i > begin && (bytes > max_shard_bytes || more > max_shard_bytes - bytes)) {
-        shards.push_back(tensors.subspan(begin, i - begin));
-        begin = i;
-        bytes = 0;
-      }
-      bytes += more;
-    }
-    shards.push_back(tensors.subspan(begin));
-    return shards;
-  }
 
   [[noreturn]] void fail(const std::string& expected, int code) const {
     raise(target_.string(), expected, detail::errno_text(code));

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
@@ -100,10 +101,8 @@ inline std::string make_header(const std::filesystem::path& file,
   return header;
 }
 
-/// Asks `tensor` for its bytes and writes them from the place `at` on. In messages the file is called
-/// `label`.
-inline void write_tensor(TemporaryFile& file, const std::filesystem::path& label,
-                         const StreamedTensor& tensor, std::uint64_t at) {
+/// Asks `tensor` for its bytes and writes them from the place `at` on.
+inline void write_tensor(const WritableFile& file, const StreamedTensor& tensor, std::uint64_t at) {
   const std::uint64_t needed = bytes_of(tensor);
   std::uint64_t given = 0;
   tensor.write([&](const std::byte* data, std::size_t size) {
@@ -111,39 +110,56 @@ inline void write_tensor(TemporaryFile& file, const std::filesystem::path& label
     given += size;
   });
   if (given != needed) {
-    raise(tensor_label(label, tensor.name),
+    raise(tensor_label(file.label(), tensor.name),
           std::to_string(needed) + " bytes for " + type_text(tensor.dtype, tensor.shape),
           std::to_string(given));
   }
 }
 
-/// Writes a file under `path`, laid out as write_safetensors says; messages call it `label`.
-/// Precondition: the tensors passed check_tensors.
-inline void write_file_of(const std::filesystem::path& path, const std::filesystem::path& label,
-                          std::span<const StreamedTensor> tensors, const Metadata& metadata,
-                          const Executor& executor = {}) {
-  std::vector<const StreamedTensor*> order;
-  for (const StreamedTensor& tensor : tensors) order.push_back(&tensor);
-  std::ranges::stable_sort(order, std::ranges::greater{},
-                           [](const StreamedTensor* tensor) { return dtype_size(tensor->dtype); });
+/// A file of tensors: what stands where.
+struct FileLayout {
+  struct Placed {
+    const StreamedTensor* tensor;
+    std::uint64_t at;
+  };
+  std::string header;
+  std::vector<Placed> tensors;
 
-  const std::string header = make_header(label, order, metadata);
-  const std::uint64_t length = header.size();
-  TemporaryFile file(path, label.string());
-  file.write(0, &length, sizeof(length));
-  file.write(sizeof(length), header.data(), header.size());
-  std::vector<std::uint64_t> places;
-  std::uint64_t end = sizeof(length) + length;
-  for (const StreamedTensor* const tensor : order) {
-    places.push_back(end);
-    end += bytes_of(*tensor);
+  /// As write_safetensors says. In messages the file is called `label`. The tensors must live as long.
+  /// Precondition: the tensors passed check_tensors.
+  static FileLayout of(const std::filesystem::path& label, std::span<const StreamedTensor> tensors,
+                       const Metadata& metadata) {
+    std::vector<const StreamedTensor*> order;
+    for (const StreamedTensor& tensor : tensors) order.push_back(&tensor);
+    std::ranges::stable_sort(order, std::ranges::greater{}, [](const StreamedTensor* tensor) {
+      return dtype_size(tensor->dtype);
+    });
+    FileLayout layout{make_header(label, order, metadata), {}};
+    std::uint64_t at = sizeof(std::uint64_t) + layout.header.size();
+    for (const StreamedTensor* const tensor : order) {
+      layout.tensors.push_back({tensor, at});
+      at += bytes_of(*tensor);
+    }
+    return layout;
   }
-  executor.for_each(static_cast<Index>(order.size()), [&](Index task, Index) {
-    const auto i = static_cast<std::size_t>(task);
-    write_tensor(file, label, *order[i], places[i]);
-  });
-  file.commit();
-}
+
+  void write_header(const WritableFile& file) const {
+    const std::uint64_t length = header.size();
+    file.write(0, &length, sizeof(length));
+    file.write(sizeof(length), header.data(), header.size());
+  }
+  /// Those that `is_chosen(tensor)` is true of, as many at a time as the executor has threads.
+  template <class Choice>
+  void write_tensors(const WritableFile& file, const Executor& executor, Choice is_chosen) const {
+    std::vector<Placed> chosen;
+    std::ranges::copy_if(tensors, std::back_inserter(chosen),
+                         [&](const Placed& placed) { return is_chosen(*placed.tensor); });
+    executor.for_each(static_cast<Index>(chosen.size()), [&](Index task, Index) {
+      const auto& [tensor, at] = chosen[static_cast<std::size_t>(task)];
+      write_tensor(file, *tensor, at);
+    });
+  }
+};
 
 }  // namespace detail
 
@@ -173,7 +189,11 @@ inline void write_safetensors(const std::filesystem::path& path,
     streamed.push_back({tensor.name, tensor.dtype, tensor.shape, write});
   }
   detail::check_tensors(path, streamed);
-  detail::write_file_of(path, path, streamed, metadata);
+  const auto layout = detail::FileLayout::of(path, streamed, metadata);
+  detail::TemporaryFile file(path, path.string());
+  layout.write_header(file.file());
+  layout.write_tensors(file.file(), {}, [](const StreamedTensor&) { return true; });
+  file.commit();
 }
 
 }  // namespace vha::checkpoint

@@ -37,23 +37,14 @@ inline void sync_folder(const std::filesystem::path& path) {
   if (folder.get() >= 0) ::fsync(folder.get());
 }
 
-/// A new file beside `target` that takes its name on commit and is removed otherwise.
-class TemporaryFile {
+/// A file that is written to from any place on.
+class WritableFile {
  public:
-  /// @throws vha::Error naming the file as `label`.
-  TemporaryFile(std::filesystem::path target, std::string label)
-      : target_(std::move(target)),
-        label_(std::move(label)),
-        path_(folder_of(target_) / temporary_name()),
-        file_(create()) {}
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  ~TemporaryFile() {
-    if (!committed_) ::unlink(path_.c_str());
-  }
+  /// An open file, which messages call `label`.
+  WritableFile(int descriptor, std::string label) : file_(descriptor), label_(std::move(label)) {}
 
   /// Writes to the place `at`. May be called from several threads, each for places of its own.
-  void write(std::uint64_t at, const void* data, std::size_t size) {
+  void write(std::uint64_t at, const void* data, std::size_t size) const {
     constexpr std::size_t most_at_once = std::size_t{1} << 30U;  // Linux writes no more than 2 GiB
     const auto begin = static_cast<::off_t>(at);
     auto from = static_cast<const std::byte*>(data);
@@ -72,41 +63,71 @@ class TemporaryFile {
     ::sync_file_range(file_.get(), begin, static_cast<::off_t>(size), SYNC_FILE_RANGE_WRITE);
   }
 
+  void sync() const {
+    if (::fsync(file_.get()) != 0) fail("a successful fsync", errno);
+  }
+
+  const std::string& label() const { return label_; }
+
+ private:
+  [[noreturn]] void fail(const std::string& expected, int code) const {
+    raise(label_, expected, errno_text(code));
+  }
+
+  FileDescriptor file_;
+  std::string label_;
+};
+
+/// A new file beside `target` that takes its name on commit and is removed otherwise.
+class TemporaryFile {
+ public:
+  /// @throws vha::Error naming the file as `label`.
+  TemporaryFile(std::filesystem::path target, const std::string& label)
+      : target_(std::move(target)),
+        path_(folder_of(target_) / temporary_name()),
+        file_(create(label), label) {}
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  ~TemporaryFile() {
+    if (!committed_) ::unlink(path_.c_str());
+  }
+
+  /// Where its bytes go.
+  const WritableFile& file() const { return file_; }
+  void write(std::uint64_t at, const void* data, std::size_t size) { file_.write(at, data, size); }
+
   /// Makes the bytes durable before the name points at them: after a power cut there is the old
   /// file or the new one, never a part.
   void commit() {
-    if (::fsync(file_.get()) != 0) fail("a successful fsync", errno);
-    if (std::rename(path_.c_str(), target_.c_str()) != 0) fail("a successful rename", errno);
+    file_.sync();
+    if (std::rename(path_.c_str(), target_.c_str()) != 0) {
+      raise(file_.label(), "a successful rename", errno_text(errno));
+    }
     committed_ = true;
     sync_folder(folder_of(target_));
   }
 
  private:
-  int create() {
+  int create(const std::string& label) {
     // A device of that name would be replaced too, by a file.
     std::error_code none;
     const auto status = std::filesystem::symlink_status(target_, none);
     if (exists(status) && !is_regular_file(status) && !is_symlink(status)) {
-      raise(label_, "a regular file to replace", "another kind of file");
+      raise(label, "a regular file to replace", "another kind of file");
     }
     for (;;) {
       // Not mkstemp: its mode 0600 would outlive the rename, where a user expects the umask's.
       const int fd = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
       if (fd >= 0) return fd;
-      if (errno != EEXIST) fail("a folder to write in", errno);
+      if (errno != EEXIST) raise(label, "a folder to write in", errno_text(errno));
       // Left by a process that was killed and had our id.
       path_.replace_filename(temporary_name());
     }
   }
 
-  [[noreturn]] void fail(const std::string& expected, int code) const {
-    raise(label_, expected, errno_text(code));
-  }
-
   std::filesystem::path target_;
-  std::string label_;
   std::filesystem::path path_;
-  FileDescriptor file_;
+  WritableFile file_;
   bool committed_ = false;
 };
 
