@@ -12,14 +12,18 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 #include <vha/checkpoint/fold_model.hpp>
 #include <vha/checkpoint/output_folder.hpp>
 #include <vha/checkpoint/temporary_file.hpp>
+#include <vha/checkpoint/tensor_files.hpp>
 
 #include "input_folder.hpp"
+#include "ranks.hpp"
 #include "tool.hpp"
 
 namespace {
@@ -33,7 +37,7 @@ struct Options {
   std::string premix_position = "before-norm";
   std::string dtype = "keep";
   std::uint64_t max_shard_size = 5'000'000'000;
-  int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  int threads = 0;  // by default all of the machine's
   bool dry_run = false, verify = true, overwrite = false, quiet = false;
 };
 
@@ -108,9 +112,21 @@ void print_left_out(const InputFolder& input) {
   }
 }
 
-/// The same tensors; as their bytes go by, a line on the terminal says how many of all did.
-std::vector<StreamedTensor> with_progress(std::vector<StreamedTensor> tensors,
-                                          std::uint64_t all_bytes) {
+/// How many threads each rank has.
+int threads_of_each(const Options& options, const Ranks& ranks) {
+  if (options.threads > 0) return options.threads;
+  const auto machine = static_cast<Index>(std::thread::hardware_concurrency());
+  return static_cast<int>(std::max<Index>(machine / ranks.size(), 1));
+}
+
+/// The same tensors; as their bytes go by, a line on the terminal says how many did of all that
+/// `is_mine(tensor)` is true of.
+template <class Choice>
+std::vector<StreamedTensor> with_progress(std::vector<StreamedTensor> tensors, Choice is_mine) {
+  std::uint64_t all_bytes = 0;
+  for (const StreamedTensor& tensor : tensors) {
+    if (is_mine(tensor)) all_bytes += detail::bytes_of(tensor);
+  }
   struct Progress {
     std::mutex mutex;
     std::uint64_t done = 0;
@@ -160,22 +176,48 @@ void protect_input(const Options& options) {
   }
 }
 
-/// Compares every layer of the two models, the one whose outputs differ most for its bound named.
-Json verify(const Model& model, const Model& folded, const vha::Executor& executor) {
+/// The outputs' largest difference of every layer of the two models, each compared by one of the ranks.
+std::vector<double> differences(const Model& model, const Model& folded,
+                                const vha::Executor& executor, const Ranks& ranks) {
+  std::vector<double> result(static_cast<std::size_t>(model.layers()), 0);
+  for (Index layer = ranks.rank(); layer < model.layers(); layer += ranks.size()) {
+    result[static_cast<std::size_t>(layer)] =
+        compare_layers(model, folded, layer, executor).largest_difference;
+  }
+  return result;
+}
+
+/// With the layer named whose outputs differ most for its bound.
+Json verification(const std::vector<double>& differences, const Model& folded) {
   Json result;
   double worst = -1;
-  for (Index layer = 0; layer < model.layers(); ++layer) {
-    const auto report = compare_layers(model, folded, layer, executor);
+  for (Index layer = 0; layer < folded.layers(); ++layer) {
+    const double difference = differences[static_cast<std::size_t>(layer)];
     const double most = bound(folded, layer);
-    result["layers"].push_back(report.largest_difference);
-    if (!(report.largest_difference / most <= worst)) {
-      worst = report.largest_difference / most;
+    result["layers"].push_back(difference);
+    if (!(difference / most <= worst)) {
+      worst = difference / most;
       result["worst_layer"] = layer;
-      result["worst_difference"] = report.largest_difference;
+      result["worst_difference"] = difference;
       result["bound"] = most;
     }
   }
   return result;
+}
+
+/// Throws where a layer's outputs differ too much.
+void require_same_outputs(const Json& verification, bool is_quiet) {
+  const double difference = verification["worst_difference"];
+  const std::string layer = verification["worst_layer"].dump();
+  if (!(difference <= verification["bound"])) {
+    vha::raise("layer " + layer,
+               text("outputs within ", verification["bound"].dump(),
+                    " of the unfolded ones, relative to the largest (--no-verify accepts any)"),
+               text(difference));
+  }
+  if (is_quiet) return;
+  std::printf("verified: outputs differ by %.2e of the largest at most, in layer %s\n", difference,
+              layer.c_str());
 }
 
 void write_report(const Options& options, const Json& report) {
@@ -186,16 +228,8 @@ void write_report(const Options& options, const Json& report) {
   file.commit();
 }
 
-void fold(const Options& options, const ModelOptions& model_options) {
-  if (options.premix_position == "after-norm") {
-    vha::raise("--premix-position", "before-norm: only then is Premix a factor of W_Q",
-               "after-norm, which does not fold");
-  }
-  const Model model(options.input, model_options);
-  protect_input(options);
-  Eigen::ThreadPool pool(std::max(1, options.threads - 1));
-  const Eigen::ThreadPoolDevice device(&pool, options.threads);
-  const FoldedModel folded(model, dtype_option(options.dtype));
+/// The plan and what the maps learned, also printed.
+Json describe(const Options& options, const Model& model, const FoldedModel& folded) {
   Json report = plan(model, folded);
   if (!options.quiet) print(report);
   for (Index layer = 0; layer < model.layers(); ++layer) {
@@ -206,44 +240,95 @@ void fold(const Options& options, const ModelOptions& model_options) {
     std::printf("layer %-3td |P - I| %.4g, Postmix across groups %.1f %%\n", layer,
                 maps.premix_distance, 100 * maps.cross_group_share);
   }
+  return report;
+}
 
-  const InputFolder input = read_input_folder(options.input);
-  if (!options.quiet) print_left_out(input);
+/// Whether a tensor is this rank's to write: whole layers are, and of the others every so many.
+class Share {
+ public:
+  Share(const std::vector<StreamedTensor>& tensors, const Ranks& ranks) {
+    Index others = 0;
+    for (const StreamedTensor& tensor : tensors) {
+      const auto in_layer = layer_tensor(tensor.name, "model.layers.");
+      const Index number = in_layer ? in_layer->layer : others++;
+      if (number % ranks.size() == ranks.rank()) names_.insert(tensor.name);
+    }
+  }
+  bool operator()(const StreamedTensor& tensor) const { return names_.contains(tensor.name); }
 
-  OutputFolder out(options.output, options.overwrite);
+ private:
+  std::set<std::string> names_;
+};
+
+/// By all ranks together: the first one makes the folder and what is no tensor, each writes and verifies its
+/// share of the layers.
+void fold(const Options& options, const ModelOptions& model_options, Ranks& ranks) {
+  const bool is_first = ranks.rank() == 0;
+  std::unique_ptr<const Model> model;
+  std::unique_ptr<const FoldedModel> folded;
+  std::unique_ptr<const TensorFiles> files;
+  std::vector<StreamedTensor> tensors;
+  std::optional<OutputFolder> out;
+  Json report;
+  ranks.together([&] {
+    if (options.premix_position == "after-norm") {
+      vha::raise("--premix-position", "before-norm: only then is Premix a factor of W_Q",
+                 "after-norm, which does not fold");
+    }
+    model = std::make_unique<const Model>(options.input, model_options);
+    protect_input(options);
+    folded = std::make_unique<const FoldedModel>(*model, dtype_option(options.dtype));
+  });
+  const Share is_mine(folded->tensors(), ranks);
+  const bool on_terminal = is_first && !options.quiet && ::isatty(STDERR_FILENO) == 1;
+  tensors = on_terminal ? with_progress(folded->tensors(), is_mine) : folded->tensors();
+  ranks.together([&] {
+    files = std::make_unique<const TensorFiles>(options.output, tensors, folded->metadata(),
+                                                options.max_shard_size);
+    if (!is_first) return;
+    report = describe(options, *model, *folded);
+    const InputFolder input = read_input_folder(options.input);
+    if (!options.quiet) print_left_out(input);
+    out.emplace(options.output, options.overwrite);
+    if (options.dry_run) return;
+    for (const std::string& name : input.files) out->copy_file(name, options.input / name);
+    out->write_file("config.json", folded->config().dump(2) + '\n');
+    files->create(out->path());
+  });
   if (options.dry_run) {
-    write_report(options, report);
-    if (!options.quiet) std::printf("dry run: nothing written\n");
-    return;
+    return ranks.together([&] {
+      if (!is_first) return;
+      write_report(options, report);
+      if (!options.quiet) std::printf("dry run: nothing written\n");
+    });
   }
-  for (const std::string& name : input.files) out.copy_file(name, options.input / name);
-  out.write_file("config.json", folded.config().dump(2) + '\n');
-  const bool on_terminal = !options.quiet && ::isatty(STDERR_FILENO) == 1;
+
+  const std::filesystem::path folder = ranks.broadcast(out ? out->path().string() : "");
+  const int threads = threads_of_each(options, ranks);
+  Eigen::ThreadPool pool(std::max(1, threads - 1));
+  const Eigen::ThreadPoolDevice device(&pool, threads);
   // A few threads keep a disk busy; more would only need more memory.
-  const Eigen::ThreadPoolDevice writers(&pool, std::min(options.threads, 4));
-  out.write_tensors(
-      on_terminal ? with_progress(folded.tensors(), folded.bytes()) : folded.tensors(),
-      folded.metadata(), options.max_shard_size, writers);
-  if (options.verify) report["verify"] = verify(model, Model(out.path()), device);
-  write_report(options, report);
+  const Eigen::ThreadPoolDevice writers(&pool, std::min(threads, 4));
+  ranks.together([&] { files->write(folder, writers, is_mine); });
   if (options.verify) {
-    const Json& worst = report["verify"];
-    const double difference = worst["worst_difference"];
-    if (!(difference <= worst["bound"])) {
-      vha::raise(text("layer ", worst["worst_layer"].dump()),
-                 text("outputs within ", worst["bound"].dump(),
-                      " of the unfolded ones, relative to the largest (--no-verify accepts any)"),
-                 text(difference));
-    }
-    if (!options.quiet) {
-      std::printf("verified: outputs differ by %.2e of the largest at most, in layer %s\n",
-                  difference, worst["worst_layer"].dump().c_str());
-    }
+    std::unique_ptr<const Model> written;
+    std::vector<double> found;
+    ranks.together([&] {
+      written = std::make_unique<const Model>(folder);
+      found = differences(*model, *written, device, ranks);
+    });
+    ranks.sum(std::span<double>(found));
+    report["verify"] = verification(found, *written);
   }
-  out.commit();
-  if (!options.quiet) {
-    std::printf("folded %td layers into %s\n", model.layers(), options.output.c_str());
-  }
+  ranks.together([&] {
+    if (!is_first) return;
+    write_report(options, report);
+    if (options.verify) require_same_outputs(report["verify"], options.quiet);
+    files->sync(folder);
+    out->commit();
+    if (options.quiet) return;
+    std::printf("folded %td layers into %s\n", model->layers(), options.output.c_str());
+  });
 }
 
 }  // namespace
@@ -253,6 +338,7 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app{
       "Folds a trained VHA checkpoint into a stock Qwen3 checkpoint (GQA, no new kernel).\n"
+      "Under mpirun the processes share the layers out; the result is the same.\n"
       "Exit status: 0 done, 1 the model does not fold or differs, 2 bad arguments."};
   app.add_option("INPUT_DIR", options.input, "config.json and safetensors, as trained")
       ->required()
@@ -272,14 +358,15 @@ int main(int argc, char** argv) {
       })
       ->transform(CLI::AsSizeValue(true))
       ->capture_default_str();
-  app.add_option("--threads", options.threads, "threads to fold with; the result is the same")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
+  app.add_option("--threads", options.threads,
+                 "of each process; else the machine's, shared out; the result is the same")
+      ->check(CLI::Range(1, 1024));
   app.add_flag("--dry-run", options.dry_run, "check and show the plan, write nothing");
   app.add_option("--report", options.report, "write what was found and done to this JSON file");
   app.add_flag("--verify,!--no-verify", options.verify,
                "hold every layer's output against the unfolded layer's (default)");
   app.add_flag("--overwrite", options.overwrite, "replace OUTPUT_DIR when the new one is complete");
   app.add_flag("--quiet", options.quiet, "print errors alone");
-  return run_tool(app, "vha_fold", argc, argv, [&] { fold(options, model_flags.options()); });
+  return run_tool_on_ranks(app, "vha_fold", argc, argv,
+                           [&](Ranks& ranks) { fold(options, model_flags.options(), ranks); });
 }
