@@ -14,6 +14,7 @@
 #include <vha/checkpoint/json_file.hpp>
 #include <vha/core/scalar.hpp>
 #include <vha/cost/roofline.hpp>
+#include <vha/parallel/head_slice.hpp>
 
 #include "cost/shape.hpp"
 #include "cost/variants.hpp"
@@ -23,6 +24,7 @@ namespace {
 
 using cost::Comparison;
 using cost::Index;
+using cost::RankCosts;
 using cost::Shape;
 using cost::Variant;
 using cost::Work;
@@ -97,6 +99,11 @@ Table table(const Comparison& comparison, const Work& work) {
               "served", "training", "- " + reference.name, "prefill", "decode", "FLOPs/B",
               "cache > weights"}};
   if (work.machine) rows[0].push_back("ms/step");
+  if (work.ranks) {
+    for (const char* const title : {"rank's B/token", "exchanged", "as trained"}) {
+      rows[0].push_back(title);
+    }
+  }
   for (const Variant& v : comparison.variants) {
     rows.push_back(
         {v.name, std::to_string(v.cache_bytes_per_token_layer),
@@ -107,6 +114,12 @@ Table table(const Comparison& comparison, const Work& work) {
          gigaflops(v.decode_flops), number(v.step.intensity(), 2),
          grouped(v.cache_dominates_from)});
     if (v.step_seconds) rows.back().push_back(number(*v.step_seconds * 1e3, 3));
+    if (!work.ranks) continue;
+    for (Index RankCosts::*cost :
+         {&RankCosts::cache_bytes_per_token_layer, &RankCosts::exchanged_as_served,
+          &RankCosts::exchanged_as_trained}) {
+      rows.back().push_back(v.rank ? std::to_string((*v.rank).*cost) : "-");
+    }
   }
   return rows;
 }
@@ -162,6 +175,13 @@ void print_text(const Comparison& comparison, const Shape& shape, const Work& wo
     notes += vha::text("MHA of ", *comparison.matched_heads, " heads has ",
                        comparison.variants[comparison.reference].name, "'s attention weights.");
   }
+  if (work.ranks) {
+    notes += vha::text(
+        "\nOver ", *work.ranks,
+        " ranks: a rank's cache, and the bytes that it gives to sums over the ranks for each "
+        "token and layer, of\nactivations in float: in a forward as it is served and as it is "
+        "trained. \"-\" where the ranks do not divide the heads.");
+  }
   notes += vha::text("\nMLA: latent ", shape.mla_latent_dim, ", RoPE key ", shape.mla_rope_dim,
                      ". MFA: one K/V head of ", 2 * shape.head_dim, ". GVA: ", shape.kv_heads,
                      " value heads, RoPE key ", shape.gva_rope_dim, ".\n");
@@ -190,11 +210,25 @@ Json json_of(const Variant& v, const Variant& reference) {
             {"step_flops", v.step.flops},
             {"step_flops_per_byte", v.step.intensity()},
             {"cache_dominates_from", v.cache_dominates_from},
-            {"step_seconds", nullptr}};
+            {"step_seconds", nullptr},
+            {"rank_cache_bytes_per_token_layer", nullptr},
+            {"rank_weights_served_layer", nullptr},
+            {"exchanged_bytes_as_served", nullptr},
+            {"exchanged_bytes_as_trained", nullptr},
+            {"exchanged_bytes_backward", nullptr}};
   if (v.prefill_flops_premix_apart) {
     json["prefill_flops_premix_apart"] = *v.prefill_flops_premix_apart;
   }
   if (v.step_seconds) json["step_seconds"] = *v.step_seconds;
+  if (v.rank) {
+    json["rank_cache_bytes_per_token_layer"] = v.rank->cache_bytes_per_token_layer;
+    json["rank_weights_served_layer"] = v.rank->weights_served;
+    json["exchanged_bytes_as_served"] = v.rank->exchanged_as_served;
+    json["exchanged_bytes_as_trained"] = v.rank->exchanged_as_trained;
+    if (v.rank->exchanged_backward) {
+      json["exchanged_bytes_backward"] = *v.rank->exchanged_backward;
+    }
+  }
   return json;
 }
 
@@ -216,6 +250,7 @@ void print_json(const Comparison& comparison, const Shape& shape, const Work& wo
             {"context", work.context},
             {"batch", work.batch},
             {"element_bytes", work.element_bytes},
+            {"ranks", work.ranks.value_or(1)},
             {"reference", reference.name},
             {"convention", convention(work, " ")}};
   for (const Variant& v : comparison.variants) json["variants"].push_back(json_of(v, reference));
@@ -301,6 +336,9 @@ int main(int argc, char** argv) {
       app.add_option("--machine-flops", options.machine.flops, "FLOP/s of products, such as 9.9e14")
           ->needs(bandwidth);
   bandwidth->needs(flops);
+  Index ranks = 1;
+  auto* const tensor_parallel =
+      add_size("--tensor-parallel", ranks, "ranks that share out each layer's heads");
   app.add_option("--format", options.format, "what is printed; json and csv have all digits")
       ->check(CLI::IsMember({"table", "markdown", "csv", "json"}))
       ->capture_default_str();
@@ -312,6 +350,10 @@ int main(int argc, char** argv) {
       require_rate("--machine-bandwidth", options.machine.bandwidth);
       require_rate("--machine-flops", options.machine.flops);
       work.machine = options.machine;
+    }
+    if (tensor_parallel->count() > 0) {
+      vha::require_even_split("--tensor-parallel", shape.query_heads, shape.kv_heads, ranks);
+      work.ranks = ranks;
     }
     cost::require_countable(shape, std::max(work.tokens, work.context + 1), work.batch);
   });

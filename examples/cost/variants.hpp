@@ -2,12 +2,14 @@
 // What a model costs with each kind of attention.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
+#include <vha/cost/communication.hpp>
 #include <vha/cost/model_cost.hpp>
 #include <vha/cost/roofline.hpp>
 
@@ -22,6 +24,16 @@ struct Work {
   Index batch = 1;
   Index element_bytes = 2;  ///< of weights and cache
   std::optional<vha::Machine> machine;
+  std::optional<Index> ranks;  ///< that run a layer's attention together
+};
+
+/// One rank's part of a layer, and the bytes that it exchanges for each token, of activations in float.
+struct RankCosts {
+  Index cache_bytes_per_token_layer = 0;
+  Index weights_served = 0;
+  Index exchanged_as_trained = 0;  ///< in a forward
+  Index exchanged_as_served = 0;
+  std::optional<Index> exchanged_backward = {};  ///< where the library has the backward pass
 };
 
 /// One kind of attention's costs. FLOPs are for one token of the whole model.
@@ -41,7 +53,28 @@ struct Variant {
   vha::DecodeStep step = {};
   Index cache_dominates_from = 0;
   std::optional<double> step_seconds = {};
+  std::optional<RankCosts> rank = {};  ///< where the ranks divide the heads
 };
+
+template <class Attention>
+RankCosts rank_costs(const Attention& attention, const vha::LayerForms& forms, const Work& work) {
+  const Index ranks = *work.ranks;
+  constexpr auto float_bytes = static_cast<Index>(sizeof(float));
+  const auto exchanged = [&](vha::LayerForm form) {
+    return vha::exchanged_bytes_per_token(attention, form, ranks, float_bytes);
+  };
+  const Attention part = vha::rank_sizes(attention, ranks);
+  RankCosts costs{
+      .cache_bytes_per_token_layer = vha::cache_bytes_per_token(part, work.element_bytes),
+      .weights_served = vha::weight_count(part, forms.decode),
+      .exchanged_as_trained = exchanged(forms.training),
+      .exchanged_as_served = exchanged(forms.decode)};
+  if constexpr (std::same_as<Attention, vha::LayerSizes>) {
+    costs.exchanged_backward =
+        vha::backward_exchanged_bytes_per_token(attention, forms.training, ranks, float_bytes);
+  }
+  return costs;
+}
 
 template <class Attention>
 Variant variant(std::string name, const vha::ModelSizes<Attention>& model, const Work& work) {
@@ -62,6 +95,9 @@ Variant variant(std::string name, const vha::ModelSizes<Attention>& model, const
       .cache_dominates_from = vha::context_where_cache_dominates(model, work.batch, bytes, bytes),
   };
   result.cache_bytes = result.step.bytes.cache;
+  if (work.ranks && vha::splits_evenly(attention, *work.ranks)) {
+    result.rank = rank_costs(attention, model.forms, work);
+  }
   if (work.machine) result.step_seconds = vha::roofline_seconds(*work.machine, result.step);
   return result;
 }
