@@ -18,7 +18,7 @@ if(NOT VHA_SANITIZE)
   set(MPI_CXX_SKIP_MPICXX ON)
   find_package(MPI QUIET COMPONENTS CXX)
 endif()
-if(NOT TARGET MPI::MPI_CXX)
+if(NOT MPI_CXX_FOUND)
   message(STATUS "vha: no MPI (Debian: libopenmpi-dev), so leaving out vha_parallel and what else runs "
                  "on several ranks")
 endif()
