@@ -10,12 +10,14 @@
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 #include <vha/checkpoint/json_file.hpp>
 #include <vha/core/scalar.hpp>
 #include <vha/cost/roofline.hpp>
 #include <vha/parallel/head_slice.hpp>
 
+#include "cost/features.hpp"
 #include "cost/shape.hpp"
 #include "cost/variants.hpp"
 #include "tool.hpp"
@@ -33,6 +35,7 @@ using vha::checkpoint::Json;
 struct Options {
   std::string shape_name, dtype = "bf16", format = "table";
   std::filesystem::path config;
+  bool features = false;
   Shape told;
   Work work;
   vha::Machine machine;
@@ -124,7 +127,8 @@ Table table(const Comparison& comparison, const Work& work) {
   return rows;
 }
 
-void print(const Table& rows, bool is_markdown) {
+/// The first column from the left, the others to the right, or of words all from the left.
+void print(const Table& rows, bool is_markdown, bool is_words = false) {
   std::vector<std::size_t> widths(rows[0].size());
   for (const auto& row : rows) {
     for (std::size_t at = 0; at < row.size(); ++at)
@@ -136,14 +140,14 @@ void print(const Table& rows, bool is_markdown) {
     for (std::size_t at = 0; at < widths.size(); ++at) {
       const std::string padding(widths[at] - rows[line][at].size(), ' ');
       if (at > 0) text += between;
-      text += at == 0 ? rows[line][at] + padding : padding + rows[line][at];
+      text += at == 0 || is_words ? rows[line][at] + padding : padding + rows[line][at];
     }
     std::printf("%s%s\n", text.c_str(), is_markdown ? " |" : "");
     if (line > 0 || !is_markdown) continue;
     std::printf("|");
     for (std::size_t at = 0; at < widths.size(); ++at) {
       const std::string rule(widths[at] + 1, '-');
-      std::printf("%s|", at == 0 ? (rule + "-").c_str() : (rule + ":").c_str());
+      std::printf("%s%s|", rule.c_str(), at == 0 || is_words ? "-" : ":");
     }
     std::printf("\n");
   }
@@ -276,7 +280,25 @@ void print_csv(const Comparison& comparison) {
   }
 }
 
+void print_features(const std::string& format) {
+  const Table rows = cost::features();
+  if (format == "table" || format == "markdown") return print(rows, format == "markdown", true);
+  Json kinds;
+  for (std::size_t line = format == "json" ? 1 : 0; line < rows.size(); ++line) {
+    std::string fields;
+    Json kind;
+    for (std::size_t at = 0; at < rows[line].size(); ++at) {
+      fields += (at == 0 ? "\"" : ",\"") + rows[line][at] + "\"";
+      kind[rows[0][at]] = rows[line][at];
+    }
+    if (format == "csv") std::printf("%s\n", fields.c_str());
+    kinds.push_back(std::move(kind));
+  }
+  if (format == "json") std::printf("%s\n", kinds.dump(2).c_str());
+}
+
 void run(const Options& options, const Shape& shape) {
+  if (options.features) return print_features(options.format);
   const Comparison comparison = cost::compare(shape, options.work);
   if (options.format == "json") {
     print_json(comparison, shape, options.work);
@@ -339,10 +361,13 @@ int main(int argc, char** argv) {
   Index ranks = 1;
   auto* const tensor_parallel =
       add_size("--tensor-parallel", ranks, "ranks that share out each layer's heads");
+  app.add_flag("--features", options.features,
+               "show what each kind of attention is and can do, in place of costs");
   app.add_option("--format", options.format, "what is printed; json and csv have all digits")
       ->check(CLI::IsMember({"table", "markdown", "csv", "json"}))
       ->capture_default_str();
   check_arguments(app, [&] {
+    if (options.features) return;
     shape = chosen_shape(options);
     Work& work = options.work;
     work.element_bytes = options.dtype == "f32" ? 4 : 2;
