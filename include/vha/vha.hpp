@@ -27,6 +27,9 @@
 #include <vha/attention/visible_runs.hpp>
 #include <vha/attention/weights.hpp>
 #include <vha/attention/workspace.hpp>
+#include <vha/baselines/composed_heads.hpp>
+#include <vha/baselines/dynamic_head_weights.hpp>
+#include <vha/baselines/dynamic_heads.hpp>
 #include <vha/baselines/head_counts.hpp>
 #include <vha/baselines/latent_attention.hpp>
 #include <vha/baselines/latent_weights.hpp>

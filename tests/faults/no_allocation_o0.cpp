@@ -28,6 +28,7 @@ void count_or_throw(std::string_view failed_assertion) {
 #define EIGEN_RUNTIME_NO_MALLOC
 #define eigen_assert(condition) ((condition) ? void() : count_or_throw(#condition))
 
+#include "dynamic_head_layers.hpp"
 #include "fixtures.hpp"
 #include "run.hpp"
 
@@ -108,6 +109,26 @@ TYPED_TEST(NoAllocation, InASecondForward) {
     law(vha::fold_vha(layer), x);
     law(library_layer<typename TypeParam::Gated>(twin), x);
   });
+}
+
+// Their logits stand in memory, and a cache that fills up makes them no longer.
+TEST(NoAllocation, WhileACacheOfDynamicHeadsFills) {
+  Random random(1);
+  for (const auto& [name, twin] : random_dynamic_heads(random)) {
+    SCOPED_TRACE(name);
+    const auto layer = library_layer(twin);
+    const auto x = matrix_of<double>(random_tokens<double>(81, twin, random), 81);
+    auto out = poisoned_like(x);
+    vha::DynamicHeadsWorkspace<double> workspace;
+    vha::KvCache<double> cache(layer.cache_shape(1, 81));
+    const auto decode = [&](vha::Index first, vha::Index end) {
+      for (vha::Index t = first; t < end; ++t) {
+        layer.forward_into(x.middleRows(t, 1), cache, out.middleRows(t, 1), workspace);
+      }
+    };
+    decode(0, 1);
+    EXPECT_EQ(allocations_in([&] { decode(1, 81); }), 0);
+  }
 }
 
 TEST(NoAllocation, IsNoticedWhereThereIsOne) {

@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "dynamic_head_layers.hpp"
 #include "error_of.hpp"
 #include "fixtures.hpp"
 #include "naive_baselines.hpp"
@@ -248,6 +249,20 @@ struct LatentKind {
 struct Mla : LatentKind<vha::MlaAttention<double>, true> {};
 struct Gva : LatentKind<vha::GvaAttention<double>, false> {};
 
+struct DynamicHeads {
+  using Layer = vha::DynamicHeadsAttention<double>;
+  static std::vector<Case<Layer>> cases(Random& random) {
+    std::vector<Case<Layer>> result;
+    for (const auto& [name, layer] : random_dynamic_heads(random)) {
+      result.push_back({name, library_layer(layer),
+                        [twin = layer](const naive::Vector& x, const naive::Positions& positions) {
+                          return naive::dynamic_heads_forward(twin, x, positions);
+                        }});
+    }
+    return result;
+  }
+};
+
 template <class Kind>
 concept HasServedForm = requires(const typename Kind::Layer& layer) {
   Kind::served(layer);
@@ -277,8 +292,8 @@ class Baseline : public testing::Test {
   }
 };
 using BaselineKinds = std::conditional_t<
-    support::sanitized, testing::Types<Mfa, Mla, Gva>,
-    testing::Types<Mha, Gqa, Mqa, GatedVha, SiluPremix, SiluPostmix, Mfa, Mla, Gva>>;
+    support::sanitized, testing::Types<Mfa, Mla, Gva, DynamicHeads>,
+    testing::Types<Mha, Gqa, Mqa, GatedVha, SiluPremix, SiluPostmix, Mfa, Mla, Gva, DynamicHeads>>;
 TYPED_TEST_SUITE(Baseline, BaselineKinds);
 
 TYPED_TEST(Baseline, IsItsNaiveTwin) {
@@ -516,6 +531,132 @@ TEST(Latent, WhatDoesNotFitIsRefusedByName) {
   vha::KvCache<double> cache({.kv_heads = 1, .head_dim = 11, .value_dim = 7, .capacity = 4});
   EXPECT_EQ(error_of([&] { mla.forward(Matrix(Matrix::Ones(1, 11)), cache); }),
             "kv_cache.values_in_keys: expected true, got false");
+}
+
+/// Calls `body(twin, layer, x)` for each case, with more tokens than are composed at a time.
+template <class Body>
+void for_each_dynamic_case(Body&& body) {
+  Random random(7);
+  for (const auto& [name, twin] : random_dynamic_heads(random)) {
+    SCOPED_TRACE(name);
+    body(twin, library_layer(twin),
+         matrix_of<double>(random.values<double>(150 * twin.hidden, std::sqrt(3.0)), 150));
+  }
+}
+
+// Nets of zeros leave the identity: the plain layer.
+TEST(DynamicHeads, WithoutMapsAreThePlainLayer) {
+  for_each_dynamic_case([](const auto& twin, const auto&, const Matrix& x) {
+    auto without = twin;
+    const auto heads = twin.query_heads();
+    for (const std::size_t side : {0U, 1U}) {
+      for (auto* net : {&without.of_query[side], &without.of_key[side]}) {
+        for (auto* weight : {&net->w2, &net->gate}) std::fill(weight->begin(), weight->end(), 0.0);
+      }
+      auto& base = without.base[side];
+      for (naive::Index at = 0; at < base.size(); ++at) base[at] = at % (heads + 1) == 0 ? 1 : 0;
+    }
+    EXPECT_TRUE(close(run(library_layer(without), x),
+                      run(library_layer<vha::GqaAttention<double>>(twin), x), tolerance_of_forms));
+  });
+}
+
+TEST(DynamicHeads, AreTheNaiveTwinAndDecodeOverLongRows) {
+  for_each_dynamic_case([](const auto& twin, const auto& layer, const Matrix& x) {
+    const naive::Vector values(x.data(), x.data() + x.size());
+    const Array expected = run(layer, x);
+    EXPECT_TRUE(close(expected, naive::dynamic_heads_forward(twin, values, counted_positions(150)),
+                      tolerance_of_forms));
+    vha::KvCache<double> cache(layer.cache_shape(1, 200));
+    EXPECT_TRUE(same_bits(run_in_chunks(layer, x, cache, {66, 1, 1, 70, 1, 11}), expected));
+  });
+}
+
+// Tokens whose positions do not ascend see keys that lie apart.
+TEST(DynamicHeads, SeeByPositionAlone) {
+  for_each_dynamic_case([](const auto& twin, const auto& layer, const Matrix& x) {
+    naive::Positions positions(150);
+    for (naive::Index t = 0; t < 150; ++t) positions[t] = static_cast<long long>(t * 67 % 150);
+    const naive::Vector values(x.data(), x.data() + x.size());
+    const std::vector<vha::Position> given(positions.begin(), positions.end());
+    EXPECT_TRUE(close(run(layer, x, {.positions = given}),
+                      naive::dynamic_heads_forward(twin, values, positions), tolerance_of_forms));
+  });
+}
+
+// A token takes what the cost header says, and so do the weights.
+TEST(DynamicHeads, AreAsLargeAsTheCostHeaderSays) {
+  for_each_dynamic_case([](const auto& twin, const auto& layer, const Matrix&) {
+    const auto& c = layer.config();
+    const auto& w = layer.weights();
+    const vha::DynamicHeadsSizes sizes{.hidden = c.hidden,
+                                       .head_dim = c.head_dim,
+                                       .query_heads = c.query_heads,
+                                       .kv_heads = c.kv_heads,
+                                       .rank = static_cast<Index>(twin.rank),
+                                       .dynamic_dim = w.before_softmax.query.dynamic_dim()};
+    EXPECT_EQ(vha::KvCache<double>(layer.cache_shape(1, 3)).bytes_per_token(),
+              vha::cache_bytes_per_token(sizes, sizeof(double)));
+    Index count = 0;
+    for (const auto* linear : {&w.query, &w.key, &w.value, &w.output})
+      count += linear->weight.size();
+    for (const auto* composition : {&w.before_softmax, &w.after_softmax}) {
+      for (const auto* net : {&composition->query, &composition->key}) {
+        count += net->hidden.size() + net->factors.size() + net->gate.size();
+      }
+    }
+    EXPECT_EQ(count, vha::weight_count(sizes, vha::LayerForm::folded));
+  });
+}
+
+// Weights and cache in bfloat16.
+TEST(DynamicHeads, StoredNarrowlyAreTheLayerUpToRounding) {
+  for_each_dynamic_case([](const auto&, const auto& layer, const Matrix& wide_x) {
+    const auto narrow = layer.template cast<vha::bfloat16>();
+    const vha::RowMajorMatrix<float> x =
+        wide_x.topRows(9).template cast<vha::bfloat16>().template cast<float>();
+    const Array expected = run(narrow.template cast<double>(), x.cast<double>().eval());
+    EXPECT_TRUE(close(run(narrow, x), expected, 1e-4));
+    vha::KvCache<vha::bfloat16> cache(narrow.cache_shape(1, 9));
+    EXPECT_TRUE(close(run(narrow, x, cache), expected, 0.1));
+  });
+}
+
+TEST(DynamicHeads, WhatDoesNotFitIsRefusedByName) {
+  Random random(1);
+  const auto layer = library_layer(random_dynamic_heads(random).front().second);
+  const auto weights_error = [&](auto&& change) {
+    auto weights = layer.weights();
+    change(weights);
+    return error_of([&] { DynamicHeads::Layer(layer.config(), weights); });
+  };
+  const auto zeros = [](Index rows, Index cols) {
+    return vha::Weight<double>::own(Matrix::Zero(rows, cols));
+  };
+  EXPECT_EQ(
+      weights_error([&](auto& w) { w.before_softmax.query.factors = zeros(5, 23); }),
+      "before_softmax.query.factors.cols(): expected a positive multiple of 2 * query_heads = "
+      "12, got 23");
+  EXPECT_EQ(
+      weights_error([&](auto& w) { w.before_softmax.query.factors = {}; }),
+      "before_softmax.query.factors.cols(): expected a positive multiple of 2 * query_heads = "
+      "12, got 0");
+  EXPECT_EQ(weights_error([&](auto& w) { w.before_softmax.key.hidden = {}; }),
+            "before_softmax.key.hidden.cols() (dynamic_dim): expected 1 or more, got 0");
+  EXPECT_EQ(weights_error([&](auto& w) { w.before_softmax.query.hidden = zeros(10, 5); }),
+            "before_softmax.query.hidden: expected [11, 5], got [10, 5]");
+  EXPECT_EQ(weights_error([&](auto& w) { w.after_softmax.key.factors = zeros(5, 12); }),
+            "after_softmax.key.factors: expected [5, 24], got [5, 12]");
+  EXPECT_EQ(weights_error([&](auto& w) { w.after_softmax.query.gate = zeros(11, 3); }),
+            "after_softmax.query.gate: expected [11, 6], got [11, 3]");
+  EXPECT_EQ(weights_error([&](auto& w) { w.after_softmax.base = zeros(6, 5); }),
+            "after_softmax.base: expected [6, 6], got [6, 5]");
+  EXPECT_EQ(weights_error([&](auto& w) { w.key.weight = zeros(11, 6); }),
+            "key.weight: expected [11, 18], got [11, 6]");
+  // A cache of keys alone has no room for the maps.
+  vha::KvCache<double> cache(layer.config(), 1, 4);
+  EXPECT_EQ(error_of([&] { layer.forward(Matrix(Matrix::Ones(1, 11)), cache); }),
+            "kv_cache.head_dim: expected 26, got 6");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "dynamic_head_layers.hpp"
 #include "fixtures.hpp"
 #include "run.hpp"
 
@@ -147,6 +148,19 @@ TYPED_TEST(OnThreads, VirtualiseGivesTheSameBits) {
     all.shape = {static_cast<Index>(all.values.size())};
     return all;
   });
+}
+
+TEST_F(Executors, ComposeHeadsToTheSameBits) {
+  Random random(9);
+  for (const auto& [name, twin] : random_dynamic_heads(random)) {
+    SCOPED_TRACE(name);
+    const auto layer = library_layer(twin);
+    const auto x = matrix_of<double>(random_tokens<double>(400, twin, random), 400);
+    const Array expected = array_of(layer.forward(x));
+    for (const Executor& executor : {Executor(two_), Executor(four_)}) {
+      EXPECT_TRUE(same_bits(array_of(layer.forward(x, {}, executor)), expected));
+    }
+  }
 }
 
 TEST(Threads, AreTakenAsTheReadmeSays) {

@@ -86,6 +86,35 @@ struct GvaSizes {
   }
 };
 
+/// Dynamically composable heads (DCMHA, arXiv 2405.08553) with the identity for a base. A token has four
+/// maps between heads, of low rank and with a gate: as a query and as a key, before and after the
+/// softmax. A net makes each; the cache holds a key's two. Nothing folds: both forms are the layer.
+struct DynamicHeadsSizes {
+  Index hidden = 0;
+  Index head_dim = 0;
+  Index query_heads = 0;
+  Index kv_heads = 0;
+  Index rank = 0;         ///< of a map; 2 in the authors' code
+  Index dynamic_dim = 0;  ///< hidden channels of a net; 4 * query_heads in the authors' code
+
+  constexpr Index value_width() const { return query_heads * head_dim; }
+  constexpr Index cache_width() const {
+    return 2 * kv_heads * head_dim + 2 * (2 * rank + 1) * query_heads;
+  }
+  /// Multiply-adds of a pair, of scores, values and both compositions.
+  constexpr Index pair_width(LayerForm) const {
+    return 2 * value_width() + 2 * (4 * rank + 1) * query_heads;
+  }
+  /// Weights of the two nets that a token has as a query, or as a key.
+  constexpr Index map_weights() const {
+    return 2 * (hidden * (dynamic_dim + query_heads) + dynamic_dim * 2 * rank * query_heads);
+  }
+  constexpr Index query_weights(LayerForm) const { return hidden * value_width() + map_weights(); }
+  constexpr Index key_value_weights(LayerForm) const {
+    return 2 * hidden * kv_heads * head_dim + map_weights();
+  }
+};
+
 /// The sizes of a layer in which each weight is multiplied once for each token.
 template <class Sizes>
 concept LayerKind = requires(const Sizes& sizes, LayerForm form) {

@@ -54,4 +54,13 @@ struct Silu {
   }
 };
 
+/// x · Φ(x), Φ the distribution function of the standard normal distribution (GELU, arXiv 1606.08415,
+/// in its exact form, by erf).
+struct Gelu {
+  template <ComputeScalar T>
+  T operator()(T x) const {
+    return x * (T(1) + std::erf(x * static_cast<T>(0.70710678118654752440))) / 2;
+  }
+};
+
 }  // namespace vha
