@@ -18,6 +18,7 @@
 #include <vha/attention/kv_cache.hpp>
 #include <vha/attention/layer_forward.hpp>
 #include <vha/attention/no_trace.hpp>
+#include <vha/attention/norm_and_rope.hpp>
 #include <vha/attention/postmix.hpp>
 #include <vha/attention/premix.hpp>
 #include <vha/attention/query_block.hpp>

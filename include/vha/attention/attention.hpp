@@ -10,6 +10,7 @@
 #include <vha/attention/causal_attention.hpp>
 #include <vha/attention/kv_cache.hpp>
 #include <vha/attention/layer_forward.hpp>
+#include <vha/attention/norm_and_rope.hpp>
 #include <vha/attention/token_layout.hpp>
 #include <vha/attention/trace.hpp>
 #include <vha/attention/weights.hpp>
@@ -20,7 +21,6 @@
 #include <vha/core/sizes.hpp>
 #include <vha/core/view.hpp>
 #include <vha/core/weight.hpp>
-#include <vha/ops/rms_norm.hpp>
 #include <vha/ops/rope.hpp>
 
 namespace vha {
@@ -111,7 +111,7 @@ class Attention
     weights_.value(x, value, width, product);
     const auto keys = token_major_heads(key, x.rows, config_.kv_heads, 1, config_.head_dim);
     const auto values = token_major_heads(value, x.rows, config_.kv_heads, 1, config_.head_dim);
-    norm_and_rope(weights_.k_norm, keys, positions, workspace);
+    detail::norm_and_rope(weights_.k_norm, config_.rms_norm_eps, rope_, keys, positions, workspace);
     if (config_.value_scale != 1) {
       const T scale = static_cast<T>(config_.value_scale);
       for (Index k = 0; k < x.rows * width; ++k) value[k] *= scale;
@@ -132,7 +132,8 @@ class Attention
                   AttentionTrace<T>* trace) const {
     auto& product = workspace.template of<P>().product;
     const auto query = project_query<P>(x, tokens, workspace, trace);
-    norm_and_rope(weights_.q_norm, query, positions, workspace);
+    detail::norm_and_rope(weights_.q_norm, config_.rms_norm_eps, rope_, query, positions,
+                          workspace);
     record(trace, &AttentionTrace<T>::q_rotated, query, tokens);
 
     const Index width = config_.query_width();
@@ -192,15 +193,6 @@ class Attention
     }
     record(trace, &AttentionTrace<T>::q_virtual, heads, tokens);
     return heads;
-  }
-
-  void norm_and_rope(const Weight<S>& norm, const HeadsView<T>& heads,
-                     std::span<const Position> positions, Workspace& workspace) const {
-    workspace.for_each_slice(heads.tokens, [&](Index first, Index count, Buffer<T>& scratch) {
-      const auto slice = heads.slice(first, count);
-      if (!norm.empty()) RmsNorm<S>{norm, config_.rms_norm_eps}(slice, scratch);
-      rope_(slice, part(positions, first, count), scratch);
-    });
   }
 
   static void record(AttentionTrace<T>* trace, Tensor4<T> AttentionTrace<T>::*step,

@@ -12,6 +12,7 @@
 #include <vha/attention/kv_cache.hpp>
 #include <vha/attention/layer_forward.hpp>
 #include <vha/attention/no_trace.hpp>
+#include <vha/attention/norm_and_rope.hpp>
 #include <vha/attention/workspace.hpp>
 #include <vha/baselines/composed_heads.hpp>
 #include <vha/baselines/dynamic_head_weights.hpp>
@@ -121,7 +122,7 @@ class DynamicHeadsAttention
     weights_.value(x, value, width, product);
     for (Index k = 0; k < x.rows * width; ++k) value[k] *= static_cast<T>(config_.value_scale);
     const auto keys = token_major_heads(key, x.rows, config_.kv_heads, 1, head_dim);
-    norm_and_rope(weights_.k_norm, keys, positions, workspace);
+    detail::norm_and_rope(weights_.k_norm, config_.rms_norm_eps, rope_, keys, positions, workspace);
     const T* const maps = make_maps<P>(x, &HeadCompositionWeights<S>::key, workspace);
 
     const Index cached_dim = head_dim + map_channels();
@@ -158,7 +159,8 @@ class DynamicHeadsAttention
     };
     const auto query = heads_of(workspace.query.reserve(x.rows * width));
     weights_.query(x, query.data, width, product);
-    norm_and_rope(weights_.q_norm, query, positions, workspace);
+    detail::norm_and_rope(weights_.q_norm, config_.rms_norm_eps, rope_, query, positions,
+                          workspace);
     const T* const maps = make_maps<P>(x, &HeadCompositionWeights<S>::query, workspace);
     const auto heads = heads_of(workspace.heads.reserve(x.rows * width));
 
@@ -201,15 +203,6 @@ class DynamicHeadsAttention
     weights_.output(row_major_view(static_cast<const T*>(heads.data), x.rows, width, width), y,
                     config_.hidden, product);
     return y;
-  }
-
-  void norm_and_rope(const Weight<S>& norm, const HeadsView<T>& heads,
-                     std::span<const Position> positions, Workspace& workspace) const {
-    workspace.for_each_slice(heads.tokens, [&](Index first, Index count, Buffer<T>& scratch) {
-      const auto slice = heads.slice(first, count);
-      if (!norm.empty()) RmsNorm<S>{norm, config_.rms_norm_eps}(slice, scratch);
-      rope_(slice, part(positions, first, count), scratch);
-    });
   }
 
   /// The tokens' shares of both compositions, `[tokens, 2, 2 * rank + 1, query_heads]`, on the side of
