@@ -47,6 +47,18 @@ TEST(Mpi, RanksOfAPartOfAllSplitALayerAmongThemselves) {
   MPI_Comm_free(&part);
 }
 
+TEST(Mpi, TheReadmesExample) {
+  const auto layer =
+      vha::initialise_vha<float>({.hidden = 8, .head_dim = 4, .query_heads = 8, .kv_heads = 2});
+  const vha::RowMajorMatrix<float> x = vha::RowMajorMatrix<float>::Ones(3, 8);
+  const Index batch = 1, capacity = 3;
+  vha::MpiCommunicator ranks;                                    // of MPI_COMM_WORLD
+  const vha::ParallelAttention part(layer, ranks);               // this rank's heads, in place
+  vha::KvCache<float> kv_cache(part.config(), batch, capacity);  // of its K/V heads
+  const auto y = part.forward(x, kv_cache);                      // whole, on every rank
+  EXPECT_LE(vha::compare_outputs(layer.forward(x), y).largest_difference, 1e-6);
+}
+
 template <class T>
 void check_sums(MPI_Datatype type) {
   MpiCommunicator ranks;
