@@ -19,7 +19,10 @@ void decode(vha::MpiCommunicator& ranks, std::string_view how) {
   const vha::RowMajorMatrix<float> x = vha::RowMajorMatrix<float>::Ones(1, 8);
   for (int step = 0; step < 100; ++step) {
     if (step == 7 && ranks.rank() == ranks.size() - 1) {
-      if (how == "killed") std::raise(SIGKILL);
+      if (how == "killed") {
+        std::fprintf(stderr, "rank %td: killed\n", ranks.rank());
+        std::raise(SIGKILL);
+      }
       vha::raise("step", "other weather", "rain");
     }
     part.forward(x, kv_cache);
