@@ -17,10 +17,10 @@ endif()
 if(NOT VHA_SANITIZE)
   set(MPI_CXX_SKIP_MPICXX ON)
   find_package(MPI QUIET COMPONENTS CXX)
-endif()
-if(NOT MPI_CXX_FOUND)
-  message(STATUS "vha: no MPI (Debian: libopenmpi-dev), so leaving out vha_parallel and what else runs "
-                 "on several ranks")
+  if(NOT MPI_CXX_FOUND)
+    message(STATUS "vha: no MPI (Debian: libopenmpi-dev), so leaving out vha_parallel and what else runs "
+                   "on several ranks")
+  endif()
 endif()
 
 add_library(vha_dev_any_processor INTERFACE)

@@ -3,8 +3,6 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -20,9 +18,9 @@
 #include <vha/parallel/mpi_communicator.hpp>
 #endif
 
-/// How many processes mpirun has started, as Open MPI or MPICH says it.
+/// How many processes mpirun or srun has started, as Open MPI, MPICH or Slurm says it.
 inline int launched_processes() {
-  for (const char* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+  for (const char* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
     if (const char* const size = std::getenv(name)) return std::atoi(size);
   }
   return 1;
@@ -45,6 +43,15 @@ class Ranks {
     communicator_.emplace();
   }
 
+  /// Another MPI's mpirun starts processes that do not know of each other: each would do all the work.
+  void require_launched() const {
+    const int launched = launched_processes();
+    if (size() == launched) return;
+    vha::raise("mpirun",
+               vha::text("that of the MPI which this was built with, and so ", launched, " ranks"),
+               vha::text(size()));
+  }
+
   vha::Index rank() const { return communicator_ ? communicator_->rank() : 0; }
   vha::Index size() const { return communicator_ ? communicator_->size() : 1; }
   template <vha::ComputeScalar T>
@@ -57,9 +64,9 @@ class Ranks {
     if (!communicator_) return text;
     const auto from = static_cast<int>(root);
     auto size = static_cast<unsigned long>(text.size());
-    MPI_Bcast(&size, 1, MPI_UNSIGNED_LONG, from, communicator_->mpi());
+    broadcast(&size, 1, MPI_UNSIGNED_LONG, from);
     text.resize(size);
-    MPI_Bcast(text.data(), static_cast<int>(size), MPI_CHAR, from, communicator_->mpi());
+    broadcast(text.data(), static_cast<int>(size), MPI_CHAR, from);
     return text;
   }
 
@@ -77,7 +84,8 @@ class Ranks {
     }
     int first = failed;
     if (communicator_) {
-      MPI_Allreduce(&failed, &first, 1, MPI_INT, MPI_MIN, communicator_->mpi());
+      vha::detail::require_mpi("MPI_Allreduce", MPI_Allreduce(&failed, &first, 1, MPI_INT, MPI_MIN,
+                                                              communicator_->mpi()));
     }
     if (first == size()) return;
     error = broadcast(error, first);
@@ -85,6 +93,11 @@ class Ranks {
   }
 
  private:
+  void broadcast(void* values, int count, MPI_Datatype type, int root) const {
+    vha::detail::require_mpi("MPI_Bcast",
+                             MPI_Bcast(values, count, type, root, communicator_->mpi()));
+  }
+
   std::optional<vha::MpiSession> session_;
   std::optional<vha::MpiCommunicator> communicator_;
 };
@@ -93,7 +106,7 @@ class Ranks {
 
 class Ranks : public vha::SingleProcess {
  public:
-  Ranks() {
+  static void require_launched() {
     if (launched_processes() > 1) {
       vha::raise("mpirun", "a program that was built with MPI", "one that was not");
     }
@@ -116,8 +129,10 @@ int run_tool_on_ranks(CLI::App& app, const char* name, int argc, char** argv, co
   };
   try {
     Ranks ranks;
-    int status = 2;  // of bad arguments
+    int status = 1;
     try {
+      ranks.require_launched();
+      status = 2;  // of bad arguments
       bool has_help = false;
       ranks.together([&] {
         try {

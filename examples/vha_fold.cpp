@@ -122,7 +122,8 @@ int threads_of_each(const Options& options, const Ranks& ranks) {
 /// The same tensors; as their bytes go by, a line on the terminal says how many did of all that
 /// `is_mine(tensor)` is true of.
 template <class Choice>
-std::vector<StreamedTensor> with_progress(std::vector<StreamedTensor> tensors, Choice is_mine) {
+std::vector<StreamedTensor> with_progress(std::vector<StreamedTensor> tensors,
+                                          const Choice& is_mine) {
   std::uint64_t all_bytes = 0;
   for (const StreamedTensor& tensor : tensors) {
     if (is_mine(tensor)) all_bytes += detail::bytes_of(tensor);
@@ -320,11 +321,11 @@ void fold(const Options& options, const ModelOptions& model_options, Ranks& rank
     ranks.sum(std::span<double>(found));
     report["verify"] = verification(found, *written);
   }
+  ranks.together([&] { files->sync(folder); });
   ranks.together([&] {
     if (!is_first) return;
     write_report(options, report);
     if (options.verify) require_same_outputs(report["verify"], options.quiet);
-    files->sync(folder);
     out->commit();
     if (options.quiet) return;
     std::printf("folded %td layers into %s\n", model->layers(), options.output.c_str());
@@ -359,7 +360,8 @@ int main(int argc, char** argv) {
       ->transform(CLI::AsSizeValue(true))
       ->capture_default_str();
   app.add_option("--threads", options.threads,
-                 "of each process; else the machine's, shared out; the result is the same")
+                 "of each process; else the machine's, shared out as if all ran on one; the result "
+                 "is the same")
       ->check(CLI::Range(1, 1024));
   app.add_flag("--dry-run", options.dry_run, "check and show the plan, write nothing");
   app.add_option("--report", options.report, "write what was found and done to this JSON file");

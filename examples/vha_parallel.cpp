@@ -196,7 +196,7 @@ int main(int argc, char** argv) {
                           ->type_name("DIR");
   const ModelFlags model_flags(app);
   app.add_option("--layer", options.layer, "of the checkpoint")
-      ->check(CLI::NonNegativeNumber)
+      ->check(CLI::Range(Index{0}, Index{1} << 24))
       ->needs(model)
       ->capture_default_str();
   for (auto* const size : {add_size("--hidden", options.config.hidden, "of a layer that is made"),

@@ -84,6 +84,31 @@ TEST(Parallel, FrozenWeightsExchangeNothing) {
   });
 }
 
+// Also of weights that ranks share: with four ranks, keys, values and maps are each on two.
+TEST(Parallel, ABackwardPassThatIsRefusedLeavesTheGradientsAsTheyWere) {
+  laws::Random random(3);
+  const auto layer = laws::library_layer<Vha>(laws::random_layer<double>(shapes[1], random));
+  const Tensor x = random_tensor(1, 3, layer.hidden(), random);
+  run_on_ranks(4, [&](auto& communicator) {
+    const vha::ParallelAttention part(layer, communicator);
+    vha::AttentionTrace<double> trace;
+    typename decltype(part)::Workspace workspace;
+    Tensor out(1, 3, layer.hidden()), dx(1, 3, layer.hidden());
+    part.forward_into(x, out, workspace, {}, &trace);
+    const auto of_all = [&](auto& gradients, auto&& body) {
+      gradients.for_each(part, [&](const auto&, const auto&, auto& gradient) { body(gradient); });
+    };
+    auto gradients = vha::AttentionGradients<double>::zeros_like(part);
+    of_all(gradients, [](auto& gradient) { gradient.setConstant(7); });
+    vha::AttentionBackwardWorkspace<double> backward_workspace;
+    const Tensor too_short(1, 2, layer.hidden());
+    EXPECT_THROW(
+        vha::attention_backward(part, x, trace, too_short, dx, gradients, backward_workspace),
+        vha::Error);
+    of_all(gradients, [](auto& gradient) { EXPECT_TRUE((gradient.array() == 7).all()); });
+  });
+}
+
 TEST(Parallel, WeightsAreViews) {
   laws::Random random(3);
   const auto layer =

@@ -92,6 +92,11 @@ TEST(Mpi, SumsAreTheSameBitsOnEveryRankAndEveryTime) {
   check_sums<double>(MPI_DOUBLE);
 }
 
+TEST(Mpi, NoCommunicatorIsRefused) {
+  EXPECT_EQ(error_of([] { const MpiCommunicator ranks(MPI_COMM_NULL); }),
+            "ranks: expected a communicator of MPI, got MPI_COMM_NULL");
+}
+
 TEST(Mpi, ASecondSessionIsRefused) {
   EXPECT_EQ(error_of([] { const vha::MpiSession session; }),
             "MpiSession: expected MPI not yet started, got MPI started before");

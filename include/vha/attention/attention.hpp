@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
-#include <concepts>
 #include <span>
-#include <type_traits>
 #include <utility>
 #include <vha/attention/batch_tokens.hpp>
 #include <vha/attention/causal_attention.hpp>
@@ -81,10 +78,6 @@ class Attention
   }
 
  private:
-  using Base =
-      LayerForward<Attention, S, AttentionWorkspace<Compute<S>>, AttentionTrace<Compute<S>>>;
-  friend Base;
-
   static const AttentionConfig& validated(const AttentionConfig& config) {
     config.validate_for<T>();
     if (HeadDim != Eigen::Dynamic) require_size("head_dim (of the type)", HeadDim, config.head_dim);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <span>
 #include <vha/attention/workspace.hpp>
 #include <vha/core/sizes.hpp>

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <span>
 #include <utility>
-#include <vector>
 #include <vha/attention/batch_tokens.hpp>
 #include <vha/attention/causal_attention.hpp>
 #include <vha/attention/kv_cache.hpp>

@@ -53,6 +53,7 @@ struct LatentConfig {
                     .window = window}
         .validate_for<T>();
     checked_product("query_heads * query_dim", {query_heads, content_dim, 2, rope_dim, sizeof(T)});
+    checked_product("query_heads * value_dim", {query_heads, value_dim, sizeof(T)});
     checked_product("query_heads * cache_width",
                     {query_heads, kv_heads, latent_dim, 2, rope_dim, sizeof(T)});
   }

@@ -150,7 +150,8 @@ struct FileLayout {
   }
   /// Those that `is_chosen(tensor)` is true of, as many at a time as the executor has threads.
   template <class Choice>
-  void write_tensors(const WritableFile& file, const Executor& executor, Choice is_chosen) const {
+  void write_tensors(const WritableFile& file, const Executor& executor,
+                     const Choice& is_chosen) const {
     std::vector<Placed> chosen;
     std::ranges::copy_if(tensors, std::back_inserter(chosen),
                          [&](const Placed& placed) { return is_chosen(*placed.tensor); });

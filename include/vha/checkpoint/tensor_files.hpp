@@ -30,7 +30,7 @@ namespace vha::checkpoint {
 /// falling element size as write_safetensors does it.
 ///
 /// They are made in three steps, of which several processes that see the same folder can share the second:
-/// one has `create` done before, each chooses other tensors, and all are done before one calls `sync`.
+/// one has `create` done before, each chooses other tensors, and each calls `sync` when it is done.
 class TensorFiles {
  public:
   /// Messages name files by their place in `target`. The tensors must live as long.
@@ -62,13 +62,14 @@ class TensorFiles {
   /// of the files, as many at a time as the executor has threads.
   template <class Choice>
   void write(const std::filesystem::path& folder, const Executor& executor,
-             Choice is_chosen) const {
+             const Choice& is_chosen) const {
     for (const auto& [name, layout] : files_) {
       layout.write_tensors(open(folder, name, 0), executor, is_chosen);
     }
   }
 
-  /// Waits until the files are on disk.
+  /// Waits until what this process wrote is on disk: where several machines share a file system, each
+  /// knows its own bytes alone.
   void sync(const std::filesystem::path& folder) const {
     for (const auto& file : files_) open(folder, file.name, 0).sync();
     if (!index_.empty()) open(folder, std::string(shard_index_name), 0).sync();

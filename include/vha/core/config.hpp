@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cmath>
-#include <string_view>
 #include <vha/core/error.hpp>
 #include <vha/core/scalar.hpp>
 #include <vha/core/sizes.hpp>

@@ -6,11 +6,9 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
-#include <cstdio>
 #include <exception>
 #include <span>
 #include <string>
-#include <utility>
 #include <vha/core/error.hpp>
 #include <vha/core/scalar.hpp>
 #include <vha/parallel/communicator.hpp>
@@ -54,9 +52,12 @@ class MpiSession {
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
   ~MpiSession() {
-    if (std::uncaught_exceptions() > 0) MPI_Abort(MPI_COMM_WORLD, 1);
+    if (std::uncaught_exceptions() > exceptions_) MPI_Abort(MPI_COMM_WORLD, 1);
     MPI_Finalize();
   }
+
+ private:
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 /// The ranks of an MPI communicator, as a Communicator. They add up by MPI_Allreduce, in the memory that
@@ -74,6 +75,7 @@ class MpiCommunicator {
   /// make one at once. Throws Error where MPI is not running or refuses.
   explicit MpiCommunicator(MPI_Comm ranks = MPI_COMM_WORLD) {
     require_running();
+    if (ranks == MPI_COMM_NULL) raise("ranks", "a communicator of MPI", "MPI_COMM_NULL");
     detail::require_mpi("MPI_Comm_dup", MPI_Comm_dup(ranks, &ranks_));
     detail::require_mpi("MPI_Comm_set_errhandler",
                         MPI_Comm_set_errhandler(ranks_, MPI_ERRORS_RETURN));
@@ -85,7 +87,8 @@ class MpiCommunicator {
   ~MpiCommunicator() {
     int ended = 0;
     // Ranks free it together, which one that leaves by an exception must not wait for.
-    if (std::uncaught_exceptions() == 0 && MPI_Finalized(&ended) == MPI_SUCCESS && ended == 0) {
+    if (std::uncaught_exceptions() <= exceptions_ && MPI_Finalized(&ended) == MPI_SUCCESS &&
+        ended == 0) {
       MPI_Comm_free(&ranks_);
     }
   }
@@ -120,6 +123,7 @@ class MpiCommunicator {
 
   MPI_Comm ranks_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 1;
+  int exceptions_ = std::uncaught_exceptions();
 };
 
 static_assert(Communicator<MpiCommunicator>);

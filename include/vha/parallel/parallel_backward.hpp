@@ -14,6 +14,8 @@
 
 namespace vha {
 
+namespace detail {
+
 /// Ranks that have the same of a weight: those of the same `place`, of `places` altogether.
 struct WeightSharing {
   Index place = 0;
@@ -34,8 +36,6 @@ struct WeightSharing {
   bool is_shared(Index ranks) const { return places < ranks; }
 };
 
-namespace detail {
-
 /// Sums of gradients over the ranks that share their weights, by the one operation that there is, a sum
 /// over all ranks: each adds to its weight's place and leaves the others' at zero. It takes `places` times
 /// the memory and the exchange of a sum over the sharing ranks alone, once for a backward pass.
@@ -44,47 +44,51 @@ class SharedGradients {
  public:
   using T = typename Layer::T;
 
-  SharedGradients(const Layer& layer, AttentionGradients<T>& gradients)
-      : layer_(layer), gradients_(gradients) {
-    for_each([&](RowMajorMatrix<T>& gradient, const WeightSharing&) {
-      before_.push_back(gradient);
-      gradient.setZero();
-    });
+  /// Sets aside what was in the gradients, of those that are asked for and that ranks share.
+  SharedGradients(const Layer& layer, AttentionGradients<T>& gradients) : layer_(layer) {
+    const HeadSlice& slice = layer.slice();
+    gradients.for_each(
+        layer, [&](const std::string& name, const auto&, RowMajorMatrix<T>& gradient) {
+          const auto sharing = WeightSharing::of(name, Layer::Weights::has_premix, slice);
+          if (gradient.size() == 0 || !sharing.is_shared(slice.ranks)) return;
+          shared_.push_back({&gradient, gradient, sharing});
+        });
+    for (const Shared& shared : shared_) shared.gradient->setZero();
+  }
+  SharedGradients(const SharedGradients&) = delete;
+  SharedGradients& operator=(const SharedGradients&) = delete;
+  /// Puts it back, where the sums were not made.
+  ~SharedGradients() {
+    for (Shared& shared : shared_) shared.gradient->swap(shared.before);
   }
 
   void add_up() {
     std::vector<T> values;
-    for_each([&](RowMajorMatrix<T>& gradient, const WeightSharing& sharing) {
-      const auto size = static_cast<std::size_t>(gradient.size());
+    for (const auto& [gradient, before, sharing] : shared_) {
+      const auto size = static_cast<std::size_t>(gradient->size());
       values.resize(values.size() + size * static_cast<std::size_t>(sharing.places));
-      std::copy_n(gradient.data(), size,
-                  values.end() - (sharing.places - sharing.place) * gradient.size());
-    });
+      std::copy_n(gradient->data(), size,
+                  values.end() - (sharing.places - sharing.place) * gradient->size());
+    }
     layer_.sum(values);
     auto from = values.begin();
-    auto before = before_.begin();
-    for_each([&](RowMajorMatrix<T>& gradient, const WeightSharing& sharing) {
-      std::copy_n(from + sharing.place * gradient.size(), gradient.size(), gradient.data());
-      gradient += *before++;
-      from += sharing.places * gradient.size();
-    });
+    for (const auto& [gradient, before, sharing] : shared_) {
+      std::copy_n(from + sharing.place * gradient->size(), gradient->size(), gradient->data());
+      *gradient += before;
+      from += sharing.places * gradient->size();
+    }
+    shared_.clear();
   }
 
  private:
-  /// Those that are asked for and that ranks share.
-  template <class Body>
-  void for_each(Body&& body) {
-    const Index ranks = layer_.slice().ranks;
-    gradients_.for_each(
-        layer_, [&](const std::string& name, const auto&, RowMajorMatrix<T>& gradient) {
-          const auto sharing = WeightSharing::of(name, Layer::Weights::has_premix, layer_.slice());
-          if (gradient.size() != 0 && sharing.is_shared(ranks)) body(gradient, sharing);
-        });
-  }
+  struct Shared {
+    RowMajorMatrix<T>* gradient;
+    RowMajorMatrix<T> before;
+    WeightSharing sharing;
+  };
 
   const Layer& layer_;
-  AttentionGradients<T>& gradients_;
-  std::vector<RowMajorMatrix<T>> before_;
+  std::vector<Shared> shared_;
 };
 
 }  // namespace detail

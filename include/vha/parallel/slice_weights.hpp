@@ -50,7 +50,7 @@ Linear<S> columns(const Linear<S>& linear, Index first, Index count) {
 
 }  // namespace detail
 
-/// The weights of the heads in `slice`, rank `communicator.rank()`'s, in the memory of `weights`; the
+/// The weights of the heads in `slice`, rank `slice.rank`'s, in the memory of `weights`; the
 /// Postmix, where there is one, adds up over `communicator`, which must live as long.
 /// Precondition: `weights` fit `config`, and `slice` is one of it.
 template <StorageScalar S, class PremixPart, class PostmixPart, class GatePart, Communicator Comm>
@@ -78,7 +78,7 @@ auto slice_weights(const AttentionWeights<S, PremixPart, PostmixPart, GatePart>&
   part.key = detail::columns(weights.key, first_kv, kv);
   part.value = detail::columns(weights.value, first_kv, kv);
   part.output.weight = weights.output.weight.block(first_query, 0, query, config.hidden);
-  if (communicator.rank() == 0) part.output.bias = weights.output.bias;
+  if (slice.rank == 0) part.output.bias = weights.output.bias;
   part.q_norm = weights.q_norm;
   part.k_norm = weights.k_norm;
   if constexpr (Whole::has_postmix) {
