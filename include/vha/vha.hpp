@@ -36,6 +36,7 @@
 #include <vha/baselines/latent_weights.hpp>
 #include <vha/baselines/mfa_attention.hpp>
 #include <vha/core/activations.hpp>
+#include <vha/core/awake_threads.hpp>
 #include <vha/core/config.hpp>
 #include <vha/core/error.hpp>
 #include <vha/core/executor.hpp>

@@ -2,10 +2,14 @@
 // Threads change when a thing is computed, never what.
 
 #include <atomic>
+#include <chrono>
+#include <functional>
 #include <mutex>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "dynamic_head_layers.hpp"
 #include "fixtures.hpp"
@@ -17,17 +21,24 @@ namespace {
 using vha::Executor;
 using vha::Index;
 
+using Awake = vha::AwakeThreads<Eigen::ThreadPoolDevice>;
+
 class Executors : public testing::Test {
  protected:
   Eigen::ThreadPool pool_{3};
   Eigen::ThreadPoolDevice two_{&pool_, 2}, four_{&pool_, 4};
+  Awake awake_two_{two_}, awake_four_{four_};
+
+  std::vector<Executor> executors() const {
+    return {Executor(), two_, four_, awake_two_, awake_four_};
+  }
 };
 
 TEST_F(Executors, RunEveryTaskOnce) {
   EXPECT_EQ(Executor().threads(), 1);
   EXPECT_EQ(Executor(Eigen::DefaultDevice()).threads(), 1);
   EXPECT_EQ(Executor(four_).threads(), 4);
-  for (const Executor& executor : {Executor(), Executor(two_), Executor(four_)}) {
+  for (const Executor& executor : executors()) {
     for (const Index tasks : {0, 1, 2, 3, 1000}) {
       std::vector<std::atomic<int>> runs(static_cast<std::size_t>(tasks));
       std::vector<std::atomic<int>> in_lane(static_cast<std::size_t>(executor.threads()));
@@ -42,7 +53,7 @@ TEST_F(Executors, RunEveryTaskOnce) {
 }
 
 TEST_F(Executors, ThrowWhatTheFirstFailingTaskThrows) {
-  for (const Executor& executor : {Executor(), Executor(two_), Executor(four_)}) {
+  for (const Executor& executor : executors()) {
     for (int round = 0; round < 100; ++round) {
       try {
         executor.for_each(50, [](Index task, Index) {
@@ -57,16 +68,80 @@ TEST_F(Executors, ThrowWhatTheFirstFailingTaskThrows) {
 }
 
 TEST_F(Executors, WorkOnAThreadOfTheirOwnPool) {
-  Eigen::Barrier done(3);
+  for (const Executor& executor : {Executor(four_), Executor(awake_four_)}) {
+    Eigen::Barrier done(3);
+    std::atomic<int> runs = 0;
+    for (int k = 0; k < 3; ++k) {  // every thread of the pool waits for more
+      pool_.Schedule([&] {
+        executor.for_each(10, [&](Index, Index) { ++runs; });
+        done.Notify();
+      });
+    }
+    done.Wait();
+    EXPECT_EQ(runs, 30);
+  }
+}
+
+/// Some calls with tasks of different lengths; how many tasks there were.
+int make_calls(const Executor& executor, int calls) {
   std::atomic<int> runs = 0;
-  for (int k = 0; k < 3; ++k) {  // every thread of the pool waits for more
-    pool_.Schedule([&] {
-      Executor(four_).for_each(10, [&](Index, Index) { ++runs; });
-      done.Notify();
+  for (int call = 0; call < calls; ++call) {
+    executor.for_each(5, [&](Index task, Index) {
+      for (Index k = 0; k < 100 * (task % 2); ++k) std::this_thread::yield();
+      ++runs;
     });
   }
+  return runs;
+}
+
+TEST_F(Executors, AwakeThreadsServeManyCallers) {
+  std::vector<int> runs(8);
+  {
+    std::vector<std::jthread> callers;
+    for (int& count : runs) {
+      callers.emplace_back([&] { count = make_calls(awake_four_, 200); });
+    }
+  }
+  EXPECT_EQ(runs, std::vector<int>(8, 1000));
+}
+
+TEST_F(Executors, AwakeThreadsEndAtAnyTime) {
+  for (int round = 0; round < 200; ++round) {
+    const Awake awake(four_);
+    EXPECT_EQ(make_calls(awake, round % 3), round % 3 * 5);
+  }
+}
+
+// With patience for hours, they would be the pool's again only at the end.
+TEST_F(Executors, AwakeThreadsGoBackToThePool) {
+  EXPECT_EQ(make_calls(awake_four_, 3), 15);
+  Eigen::Barrier done(3);
+  for (int k = 0; k < 3; ++k) pool_.Schedule([&] { done.Notify(); });
   done.Wait();
-  EXPECT_EQ(runs, 30);
+  Eigen::Barrier done_at_the_end(3);
+  {
+    const Awake patient(four_, std::chrono::hours(10));
+    EXPECT_EQ(make_calls(patient, 3), 15);
+    for (int k = 0; k < 3; ++k) pool_.Schedule([&] { done_at_the_end.Notify(); });
+    EXPECT_EQ(make_calls(patient, 3), 15);
+  }
+  done_at_the_end.Wait();
+}
+
+// As a pool that is out of memory.
+struct RefusingDevice {
+  static int numThreads() { return 4; }
+  static int currentThreadId() { return -1; }
+  const RefusingDevice* getPool() const { return this; }
+  static void Schedule(const std::function<void()>&) { throw std::runtime_error("no more"); }
+};
+
+TEST(Executor, DoesWithoutAPoolThatRefuses) {
+  const RefusingDevice device;
+  const vha::AwakeThreads<RefusingDevice> awake(device);
+  for (const Executor& executor : {Executor(device), Executor(awake)}) {
+    EXPECT_EQ(make_calls(executor, 10), 50);
+  }
 }
 
 /// Calls `body(executor)` for 1, 2 and 4 threads; all results must have the same bits.
@@ -81,10 +156,7 @@ void expect_same_on(const std::vector<Executor>& executors, Body&& body) {
 }
 
 template <class Scalar>
-class OnThreads : public Executors {
- protected:
-  std::vector<Executor> executors() { return {Executor(), Executor(two_), Executor(four_)}; }
-};
+class OnThreads : public Executors {};
 using Scalars = testing::Types<double, float, vha::bfloat16>;
 TYPED_TEST_SUITE(OnThreads, Scalars);
 
@@ -157,7 +229,7 @@ TEST_F(Executors, ComposeHeadsToTheSameBits) {
     const auto layer = library_layer(twin);
     const auto x = matrix_of<double>(random_tokens<double>(400, twin, random), 400);
     const Array expected = array_of(layer.forward(x));
-    for (const Executor& executor : {Executor(two_), Executor(four_)}) {
+    for (const Executor& executor : executors()) {
       EXPECT_TRUE(same_bits(array_of(layer.forward(x, {}, executor)), expected));
     }
   }
@@ -179,6 +251,9 @@ const auto y = layer.forward(x, {}, device);
 const auto served = vha::fold_vha(layer, device);
 vha::AttentionWorkspace<float> workspace;
 workspace.executor = device;  // of every forward_into with this workspace
+
+const vha::AwakeThreads awake(device);
+workspace.executor = awake;  // for decode: no thread needs to be woken for a step
   // clang-format on
   layer.forward_into(x, out, workspace);
   EXPECT_EQ(out, y);

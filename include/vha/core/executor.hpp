@@ -112,7 +112,7 @@ class Executor {
     }
     void wait() {
       // The others end at nearly the same time: to sleep and to be woken would take longer.
-      static constexpr int worth_a_look = 100;
+      static constexpr int worth_a_look = 1000;
       for (int look = 0; look < worth_a_look && helpers_ != 0; ++look) std::this_thread::yield();
       std::unique_lock lock(mutex_);
       ended_.wait(lock, [&] { return helpers_ == 0; });
