@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 #include <vha/ops/lanes.hpp>
+#include <vha/ops/matrix_tiles.hpp>
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #endif
@@ -76,8 +77,25 @@ double bf16_dot_pass() {
 }
 #endif
 
+bool uses_matrix_tiles() {
+  return vha::detail::has_matrix_tiles && vha::detail::may_use_matrix_tiles();
+}
+
+double matrix_tile_pass() {
+  const vha::detail::TileRegisters registers;
+  vha::detail::HardwareTiles tiles;
+  for (int k = 0; k < repeats; ++k) {
+    tiles.multiply_add<0, 4, 6>();
+    tiles.multiply_add<1, 4, 7>();
+    tiles.multiply_add<2, 5, 6>();
+    tiles.multiply_add<3, 5, 7>();
+  }
+  return 2.0 * 4 * repeats * 16 * 16 * 32;
+}
+
 double pass(Element element) {
   if (element == Element::float64) return multiply_add_pass<double>();
+  if (element == Element::bf16 && uses_matrix_tiles()) return matrix_tile_pass();
 #ifdef __AVX512BF16__
   if (element == Element::bf16 && vha::detail::has_bfloat16_dot) return bf16_dot_pass();
 #endif
@@ -182,6 +200,7 @@ std::string machine_name() {
   std::string text = processor + ", " + std::to_string(hardware_threads()) +
                      " threads, packets of " + width + " bits";
   if (vha::detail::has_bfloat16_dot) text += ", bf16 dot products";
+  if (uses_matrix_tiles()) text += ", bf16 matrix tiles";
 #ifdef __VERSION__
   text += ", compiler " __VERSION__;
 #endif

@@ -91,9 +91,10 @@ class CausalAttention {
   /// Spans of a group that are seen before they are merged.
   Index group_spans() const { return std::max<Index>(1, spans_at_once / query.groups); }
 
-  Block load_block(Index group, Index first, Index tokens, QueryBlockMemory<T>& memory) const {
+  Block load_block(Index group, Index first, Index tokens, QueryBlockMemory<T>& memory,
+                   const RegistersFor<T>& registers) const {
     Block block(part(query_positions, first, tokens), group_size(), head_dim(), value.head_dim,
-                options.mask, options.scale, memory);
+                options.mask, options.scale, memory, registers);
     block.load_queries(query.slice(first, tokens), group);
     return block;
   }
@@ -108,7 +109,8 @@ class CausalAttention {
   }
 
   void run_block(Index group, Index first, Index tokens, QueryBlockMemory<T>& memory) const {
-    Block block = load_block(group, first, tokens, memory);
+    const RegistersFor<T> registers;
+    Block block = load_block(group, first, tokens, memory, registers);
     attend_span(block, group, 0);
     if (key.tokens <= key_span) return store(block.attended(), group, first, tokens);
     const Index values = block.rows() * value.head_dim;
@@ -138,8 +140,10 @@ class CausalAttention {
       const Index count = std::min(spans_each, spans - first);
       executor.for_each(query.groups * count, [&](Index task, Index thread) {
         const Index group = task % query.groups, k = task / query.groups;
-        Block block = load_block(group, 0, query.tokens,
-                                 workspace.thread_memory[static_cast<std::size_t>(thread)]);
+        const RegistersFor<T> registers;
+        Block block =
+            load_block(group, 0, query.tokens,
+                       workspace.thread_memory[static_cast<std::size_t>(thread)], registers);
         attend_span(block, group, (first + k) * key_span);
         const auto result = slot(group, first == 0 ? k : k + 1);
         std::copy_n(block.attended().states, rows, result.states);

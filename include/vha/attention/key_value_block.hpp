@@ -10,6 +10,7 @@
 #include <vector>
 #include <vha/core/view.hpp>
 #include <vha/ops/mask.hpp>
+#include <vha/ops/matrix_tiles.hpp>
 #include <vha/ops/panels.hpp>
 #include <vha/ops/register_tile.hpp>
 
@@ -28,7 +29,7 @@ struct KeyValueMemory {
     const Index padded = pieces(value_dim, tile_cols) * tile_cols;
     keys.reserve(max_keys * LaneFormat<T>::steps(head_dim));
     values.reserve(LaneFormat<T>::steps(max_keys) * padded);
-    value_step.reserve(padded);
+    value_step.reserve(padded * LaneFormat<T>::steps_at_once);
   }
 };
 
@@ -53,19 +54,8 @@ struct FetchingColumns {
   Ahead ahead;
 
   auto operator()(Index step, Index packet) const {
-    if (packet == 0) {
-      fetch(ahead.keys, step, ahead.key_bytes);
-      fetch(ahead.values, step, ahead.value_bytes);
-    }
+    if (packet == 0) ahead.fetch(step);
     return Lanes<T, N>::load(data + step * width + packet * N);
-  }
-
- private:
-  static void fetch(const std::byte* from, Index step, Index bytes) {
-    __builtin_prefetch(from + step * bytes, 0, to_second_level);
-    if constexpr (sizeof(Compute<T>) == 8) {
-      __builtin_prefetch(from + step * bytes + bytes / 2, 0, to_second_level);
-    }
   }
 };
 
@@ -92,7 +82,8 @@ class KeyValueBlock {
     Element* const copies = elements(memory.keys);
     packed_values_ = elements(memory.values);
     value_step_ = elements(memory.value_step);
-    if (is_stored_as_elements<T, K> && keys.cols % Format::terms == 0) {
+    key_copies_ = copies;
+    if (is_stored_as_elements<T, K> && keys.cols % Format::terms_at_once == 0) {
       key_data_ = keys.data;
       key_bytes_ = keys.row_stride * static_cast<Index>(sizeof(K));
     } else {
@@ -100,17 +91,18 @@ class KeyValueBlock {
         Element* const copy = copies + key * key_steps;
         const Index whole = keys.cols / Format::terms;
         copy_line<T, K>(keys.address(key, 0), whole, copy);
-        if (whole < key_steps) copy[whole] = panel_element<T>(keys, key, whole * Format::terms);
+        for (Index step = whole; step < key_steps; ++step) {
+          copy[step] = panel_element<T>(keys, key, step * Format::terms);
+        }
       }
       key_data_ = reinterpret_cast<const std::byte*>(copies);
       key_bytes_ = key_steps * static_cast<Index>(sizeof(Element));
     }
-    values_in_place_ =
-        tile_reads<T, V> && !many_rows && padded_ == values.cols && keys.rows % Format::terms == 0;
+    values_in_place_ = !Format::by_tiles && tile_reads<T, V> && !many_rows &&
+                       padded_ == values.cols && keys.rows % Format::terms == 0;
     if (values_in_place_) return;
     for (Index step = 0; step < Format::steps(keys.rows); ++step) {
-      const unsigned all = (1U << Format::terms) - 1;
-      pack_value_step(values, step, all, packed_values_ + step * padded_);
+      pack_value_step(values, step, ~0U, packed_values_ + step * padded_);
     }
   }
 
@@ -124,6 +116,21 @@ class KeyValueBlock {
     Index key_bytes;  // per step
     Index value_bytes;
     bool worth_it;
+
+    void fetch(Index step) const {
+      fetch_line(keys, step, key_bytes);
+      fetch_line(values, step, value_bytes);
+    }
+
+   private:
+    static void fetch_line(const std::byte* from, Index step, Index bytes) {
+      // Portions of doubles, and those for tiles, are of two cache lines.
+      constexpr bool two_lines = sizeof(Compute<T>) == 8 || Format::by_tiles;
+      __builtin_prefetch(from + step * bytes, 0, to_second_level);
+      if constexpr (two_lines) {
+        __builtin_prefetch(from + step * bytes + bytes / 2, 0, to_second_level);
+      }
+    }
   };
   template <class K, class V>
   Ahead ahead(const MatrixView<K>& keys, const MatrixView<V>& values, Index key, Index key_rows,
@@ -149,40 +156,67 @@ class KeyValueBlock {
     return result;
   }
 
+  /// Keys [key, key + count), 32 at most, for tiles, which read rows up to a multiple of 16: where the
+  /// block has no more, copies of them.
+  TileRowsOfA tile_key_rows(Index key, Index count, Index head_dim) const {
+    const Index row_bytes = key_bytes_;
+    const std::byte* const rows = key_data_ + key * row_bytes;
+    if (count % tile_side == 0) return {rows, row_bytes, 64};
+    const Index copy_bytes = Format::steps(head_dim) * Index(sizeof(Element));
+    // The place of the copies of these very keys, if there are any.
+    std::byte* const copy = reinterpret_cast<std::byte*>(key_copies_) + key * copy_bytes;
+    for (Index row = 0; rows != copy && row < count; ++row) {
+      std::memcpy(copy + row * copy_bytes, rows + row * row_bytes,
+                  static_cast<std::size_t>(copy_bytes));
+    }
+    return {copy, copy_bytes, 64};
+  }
+
   /// Calls `body` with a function that gives the columns of the values from one on, the rows counted
-  /// from `step`.
+  /// from `step`, which has `terms_at_once` keys.
   template <class V, class Body>
   void with_value_columns(const MatrixView<V>& values, Index step, Body&& body) const {
-    if constexpr (tile_reads<T, V>) {
+    if constexpr (tile_reads<T, V> && !Format::by_tiles) {
       if (values_in_place_) {
         return body([&](Index col) {
-          return StoredColumns<T, V>{values.address(step * Format::terms, col),
+          return StoredColumns<T, V>{values.address(step * Format::terms_at_once, col),
                                      values.row_stride * static_cast<Index>(sizeof(V))};
         });
       }
     }
-    body([&](Index col) { return packed_columns(packed_values_ + step * padded_ + col); });
+    const Element* const from = packed_values_ + step * Format::steps_at_once * padded_;
+    body([&](Index col) { return packed_columns(from + col); });
   }
 
-  PackedColumns<T, lanes> packed_columns(const Element* from) const { return {from, padded_}; }
+  auto packed_columns(const Element* from) const {
+    if constexpr (Format::by_tiles) {
+      return TileColumnsOfB{from, padded_};
+    } else {
+      return PackedColumns<T, lanes>{from, padded_};
+    }
+  }
 
   /// A copy of one step of the values, zeros in place of the terms that are not in `which`, a bit each.
   template <class V>
-  const Element* value_step(const MatrixView<V>& values, Index step, unsigned which) const {
-    pack_value_step(values, step, which, value_step_);
+  const Element* value_step(const MatrixView<V>& values, Index step, std::uint32_t which) const {
+    for (Index k = 0; k < Format::steps_at_once; ++k) {
+      pack_value_step(values, step * Format::steps_at_once + k, which >> k * Format::terms,
+                      value_step_ + k * padded_);
+    }
     return value_step_;
   }
 
  private:
   template <class V>
-  void pack_value_step(const MatrixView<V>& values, Index step, unsigned which,
+  void pack_value_step(const MatrixView<V>& values, Index step, std::uint32_t which,
                        Element* target) const {
     constexpr Index size = sizeof(V);
     const Index key = step * Format::terms;
     std::fill(target + values.cols, target + padded_, Element{});
     if constexpr (Format::pairs) {
-      const bool first_seen = (which & 1U) != 0;
+      const bool first_seen = (which & 1U) != 0 && key < values.rows;
       const bool second_seen = (which & 2U) != 0 && key + 1 < values.rows;
+      if (!first_seen && !second_seen) return void(std::fill_n(target, values.cols, Element{}));
       const std::byte* const first = values.address(first_seen ? key : key + 1, 0);
       const std::byte* const second = values.address(second_seen ? key + 1 : key, 0);
       const std::uint32_t kept = (first_seen ? 0x0000FFFFU : 0U) | (second_seen ? 0xFFFF0000U : 0U);
@@ -198,6 +232,7 @@ class KeyValueBlock {
 
   Index keys_;
   bool many_rows_;
+  Element* key_copies_;
   const std::byte* key_data_;
   Index key_bytes_;
   Index padded_;

@@ -85,9 +85,9 @@ class QueryBlock {
   static constexpr Index panel_rows = Memory::panel_rows;
   static constexpr Index key_block = KeyValueBlock<T>::max_keys;
 
-  /// Precondition: `memory` has room for the rows.
+  /// Precondition: `memory` has room for the rows; `memory` and `registers` are the thread's own.
   QueryBlock(std::span<const Position> positions, Index group_size, Index head_dim, Index value_dim,
-             const CausalMask& mask, double scale, Memory& memory)
+             const CausalMask& mask, double scale, Memory& memory, const RegistersFor<T>& registers)
       : positions_(positions),
         group_size_(group_size),
         rows_(static_cast<Index>(positions.size()) * group_size),
@@ -95,7 +95,8 @@ class QueryBlock {
         value_dim_(value_dim),
         mask_(mask),
         scale_(static_cast<Sum>(scale)),
-        memory_(memory) {
+        memory_(memory),
+        registers_(registers) {
     const Index padded = pieces(rows_, panel_rows) * panel_rows;
     memory.states.resize(static_cast<std::size_t>(padded));
     forget();
@@ -151,10 +152,12 @@ class QueryBlock {
                                       ? of_block
                                       : mask_.visibility(PositionRange::of(tokens), key_range);
       if (of_panel == Visibility::none) continue;
-      list_visible_runs(mask_, tokens, key_positions, of_panel, Format::terms, memory_.runs);
+      list_visible_runs(mask_, tokens, key_positions, of_panel, Format::terms_at_once,
+                        memory_.runs);
       if (memory_.runs.empty()) continue;
       with_panel(rows, [&](auto packets, auto lanes_each) {
-        QueryPanel<T, packets(), lanes_each()>(rows_from(first, rows), memory_.weights.data())
+        QueryPanel<T, packets(), lanes_each()>(rows_from(first, rows), memory_.weights.data(),
+                                               registers_)
             .attend(block, values, key_positions, memory_.runs, ahead);
       });
     }
@@ -164,7 +167,8 @@ class QueryBlock {
   /// Calls `body` with the packets and the lanes of each that hold `rows` query rows.
   template <class Body>
   static void with_panel(Index rows, Body&& body) {
-    constexpr Index narrowest = std::min<Index>(lanes, 16 / static_cast<Index>(sizeof(Sum)));
+    constexpr Index narrowest =
+        Format::by_tiles ? lanes : std::min<Index>(lanes, 16 / static_cast<Index>(sizeof(Sum)));
     constexpr std::integral_constant<Index, 1> one;
     if (rows > lanes)
       return body(std::integral_constant<Index, 2>{}, std::integral_constant<Index, lanes>{});
@@ -210,6 +214,7 @@ class QueryBlock {
   CausalMask mask_;
   Sum scale_;
   Memory& memory_;
+  const RegistersFor<T>& registers_;
 };
 
 }  // namespace vha::detail

@@ -3,7 +3,9 @@
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <bit>
 #include <concepts>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <type_traits>
@@ -11,6 +13,7 @@
 #include <vha/attention/visible_runs.hpp>
 #include <vha/core/view.hpp>
 #include <vha/ops/mask.hpp>
+#include <vha/ops/matrix_tiles.hpp>
 #include <vha/ops/register_tile.hpp>
 #include <vha/ops/softmax_state.hpp>
 
@@ -58,25 +61,28 @@ class QueryPanel {
 
   /// Sums that the weights of `keys` keys take; a tile may read past its panel's rows.
   static constexpr Index weights_size(Index keys) {
-    return (keys + 1) * width + QueryRows<T>::tile_rows;
+    const Index of_sums = (keys + 1) * width;
+    return of_sums +
+           (Format::by_tiles ? keys * width / 2 + tile_side * tile_side : QueryRows<T>::tile_rows);
   }
 
   /// Precondition: no more rows than lanes, and weights for a block of keys.
-  QueryPanel(const QueryRows<T>& rows, Sum* weights) : rows_(rows), weights_(weights) {}
+  QueryPanel(const QueryRows<T>& rows, Sum* weights, const RegistersFor<T>& registers)
+      : rows_(rows), weights_(weights), registers_(registers) {}
 
-  /// Sees the keys in `runs`, of which there is at least one. `ahead(key, key_rows)` tells what memory
+  /// Sees the keys in `runs`, whose steps have `terms_at_once` keys, of which there is at least one. `ahead(key, key_rows)` tells what memory
   /// to ask for while the logits of keys [key, key + key_rows) are computed.
   template <class V, class AheadOf>
   void attend(const KeyValueBlock<T>& block, const MatrixView<V>& values,
               std::span<const Position> key_positions, std::span<const VisibleRun> runs,
               const AheadOf& ahead) {
-    const Index begin = runs.front().step * Format::terms;
-    const Index end = std::min(block.keys(), runs.back().step_end * Format::terms);
+    const Index begin = runs.front().step * step_keys;
+    const Index end = std::min(block.keys(), runs.back().step_end * step_keys);
     compute_logits(begin, end, block, ahead);
     for (Index k = begin * width; k < end * width; ++k) weights_[k] *= rows_.scale;
     hide_logits(key_positions, runs);
-    // The second half of a last pair.
-    const Index padded_end = begin + Format::steps(end - begin) * Format::terms;
+    // The rest of a last step.
+    const Index padded_end = begin + pieces(end - begin, step_keys) * step_keys;
     std::fill_n(weights_ + end * width, (padded_end - end) * width, hidden_logit<Sum>);
     update_states(begin, padded_end);
     const Element* const elements = weights_as_elements(begin, padded_end);
@@ -90,14 +96,40 @@ class QueryPanel {
   }
 
  private:
+  static constexpr Index step_keys = Format::terms_at_once;
   static constexpr Index lanes = widest<Sum>;
   static constexpr Index value_rows = QueryRows<T>::tile_rows;
 
   /// Writes the logits of keys [begin, end) to `weights_`, `[keys, width]`.
   template <class AheadOf>
   void compute_logits(Index begin, Index end, const KeyValueBlock<T>& block, const AheadOf& ahead) {
-    constexpr Index tile_keys = QueryRows<T>::tile_rows;
     const Index steps = Format::steps(rows_.head_dim);
+    if constexpr (Format::by_tiles) {
+      constexpr Index tile_keys = 2 * tile_side;
+      for (Index key = begin; key < end; key += tile_keys) {
+        const Index keys = std::min(tile_keys, end - key);
+        const auto next = ahead(key, tile_keys);
+        const auto fetch = [&](Index chunk) {
+          if (!next.worth_it) return;
+          for (Index step = chunk * tile_side; step < (chunk + 1) * tile_side; ++step) {
+            next.fetch(step);
+          }
+        };
+        const auto multiply_by = [&](auto row_tiles) {
+          multiply_tiles<row_tiles(), Packets>(registers_, steps / tile_side,
+                                               block.tile_key_rows(key, keys, rows_.head_dim),
+                                               {rows_.queries, width}, weights_ + key * width,
+                                               width, keys, width, SumInto::replace, fetch);
+        };
+        if (keys > tile_side) {
+          multiply_by(std::integral_constant<int, 2>{});
+        } else {
+          multiply_by(std::integral_constant<int, 1>{});
+        }
+      }
+      return;
+    }
+    constexpr Index tile_keys = QueryRows<T>::tile_rows;
     for (Index key = begin; key < end; key += tile_keys) {
       const Index keys = std::min(tile_keys, end - key);
       const auto multiply_by = [&](const auto& columns) {
@@ -118,8 +150,8 @@ class QueryPanel {
     for (const VisibleRun& run : runs) {
       if (run.to_all) continue;
       const Index end =
-          std::min(run.step_end * Format::terms, static_cast<Index>(key_positions.size()));
-      for (Index key = run.step * Format::terms; key < end; ++key) {
+          std::min(run.step_end * step_keys, static_cast<Index>(key_positions.size()));
+      for (Index key = run.step * step_keys; key < end; ++key) {
         for (Index row = 0; row < rows_.count; ++row) {
           if (!visible(row, key_positions, key)) weights_[key * width + row] = hidden_logit<Sum>;
         }
@@ -127,8 +159,8 @@ class QueryPanel {
     }
     // Keys between two runs are seen by none.
     for (std::size_t k = 1; k < runs.size(); ++k) {
-      const Index from = runs[k - 1].step_end * Format::terms;
-      const Index to = runs[k].step * Format::terms;
+      const Index from = runs[k - 1].step_end * step_keys;
+      const Index to = runs[k].step * step_keys;
       if (from < to) std::fill_n(weights_ + from * width, (to - from) * width, hidden_logit<Sum>);
     }
   }
@@ -166,11 +198,36 @@ class QueryPanel {
     }
   }
 
-  /// The weights of keys [begin, end), a multiple of `terms`, as elements `[steps, width]`, counted
-  /// from key 0; in the same place.
+  /// The weights of keys [begin, end), of whole steps, as elements `[steps, width]`, counted from key
+  /// 0, in the same place; those for tiles behind it, `[chunk, width, step]`.
   const Element* weights_as_elements(Index begin, Index end) {
     auto* const elements = reinterpret_cast<Element*>(weights_);
-    if constexpr (Format::pairs) {
+    if constexpr (Format::by_tiles) {
+      Element* const chunks = elements + (KeyValueBlock<T>::max_keys + 1) * width;
+      using Packet = typename Lanes<T, N>::Packet;
+      const auto load = [](const Sum* at) { return Eigen::internal::ploadu<Packet>(at); };
+      for (Index key = begin; key < end; key += step_keys) {
+        for (Index p = 0; p < Packets; ++p) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wignored-attributes"
+          Eigen::internal::PacketBlock<Packet, tile_side> square;
+#pragma GCC diagnostic pop
+#pragma GCC unroll 16
+          for (Index step = 0; step < tile_side; ++step) {
+            const Sum* const source = weights_ + (key + 2 * step) * width + p * N;
+            const auto pairs = Lanes<T, N>::pair_up(load(source), load(source + width));
+            std::memcpy(&square.packet[step], &pairs, sizeof pairs);
+          }
+          Eigen::internal::ptranspose(square);
+          Element* const tile = chunks + key / 2 * width + p * tile_side * tile_side;
+#pragma GCC unroll 16
+          for (Index row = 0; row < tile_side; ++row) {
+            std::memcpy(tile + row * tile_side, &square.packet[row], sizeof(Packet));
+          }
+        }
+      }
+      return chunks;
+    } else if constexpr (Format::pairs) {
       using Packet = typename Lanes<T, N>::Packet;
       const auto load = [](const Sum* at) { return Eigen::internal::ploadu<Packet>(at); };
       for (Index step = begin / 2; step < end / 2; ++step) {
@@ -191,13 +248,44 @@ class QueryPanel {
   void accumulate(const Element* elements, Index row, Index count, Index step, Index step_end,
                   const KeyValueBlock<T>& block, const MatrixView<V>& values) {
     block.with_value_columns(values, step, [&](auto&& columns_from) {
-      accumulate_columns(elements + step * width + row, row, count, step_end - step, columns_from);
+      accumulate_columns(elements, row, count, step, step_end, columns_from);
     });
   }
 
   template <class Columns>
-  void accumulate_columns(const Element* elements, Index row, Index count, Index steps,
+  void accumulate_columns(const Element* all, Index row, Index count, Index step, Index step_end,
                           const Columns& columns_from) {
+    if constexpr (Format::by_tiles) {
+      return accumulate_by_tiles(all + step * tile_side * width, row, count, step_end - step,
+                                 columns_from);
+    } else {
+      accumulate_in_lanes(all + step * width + row, row, count, step_end - step, columns_from);
+    }
+  }
+
+  template <class Columns>
+  void accumulate_by_tiles(const Element* chunks, Index row, Index count, Index chunk_count,
+                           const Columns& columns_from) {
+    const TileRowsOfA weights = packed_tile_rows(chunks, width).from(row);
+    constexpr Index cols = KeyValueBlock<T>::tile_cols;
+    const auto multiply_by = [&](auto row_tiles, Index col) {
+      multiply_tiles<row_tiles(), 2>(registers_, chunk_count, weights, columns_from(col),
+                                     rows_.values + row * rows_.value_dim + col, rows_.value_dim,
+                                     count, std::min(cols, rows_.value_dim - col), SumInto::go_on,
+                                     [](Index) {});
+    };
+    for (Index col = 0; col < rows_.value_dim; col += cols) {
+      if (count > tile_side) {
+        multiply_by(std::integral_constant<int, 2>{}, col);
+      } else {
+        multiply_by(std::integral_constant<int, 1>{}, col);
+      }
+    }
+  }
+
+  template <class Columns>
+  void accumulate_in_lanes(const Element* elements, Index row, Index count, Index steps,
+                           const Columns& columns_from) {
     using One = std::integral_constant<Index, sizeof(Element)>;
     using Step = std::integral_constant<Index, sizeof(Element) * width>;
     constexpr Index cols = KeyValueBlock<T>::tile_cols;
@@ -224,16 +312,15 @@ class QueryPanel {
       const Index token_rows = std::min(rows_.count, next_token) - row;
       // Which of a step's terms the token sees, a bit each.
       const auto seen = [&](Index step) {
-        unsigned which = 0;
-        for (Index term = 0; term < Format::terms; ++term) {
-          const Index key = step * Format::terms + term;
+        std::uint32_t which = 0;
+        for (Index term = 0; term < step_keys; ++term) {
+          const Index key = step * step_keys + term;
           if (key < keys && visible(row, key_positions, key)) which |= 1U << term;
         }
         return which;
       };
       const auto whole = [&](Index step) {
-        const Index terms = std::min(Format::terms, keys - step * Format::terms);
-        return seen(step) == (1U << terms) - 1;
+        return std::popcount(seen(step)) == std::min(step_keys, keys - step * step_keys);
       };
       for (Index step = run.step; step < run.step_end;) {
         Index end = step;
@@ -243,9 +330,9 @@ class QueryPanel {
           step = end;
           continue;
         }
-        if (const unsigned which = seen(step); which != 0) {
+        if (const std::uint32_t which = seen(step); which != 0) {
           const Element* const one = block.value_step(values, step, which);
-          accumulate_columns(elements + step * width + row, row, token_rows, 1,
+          accumulate_columns(elements, row, token_rows, step, step + 1,
                              [&](Index col) { return block.packed_columns(one + col); });
         }
         ++step;
@@ -256,6 +343,7 @@ class QueryPanel {
 
   QueryRows<T> rows_;
   Sum* weights_;
+  const RegistersFor<T>& registers_;
 };
 
 }  // namespace vha::detail

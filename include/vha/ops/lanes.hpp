@@ -38,13 +38,22 @@ inline constexpr bool many_registers = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >=
 template <ComputeScalar T>
 inline constexpr Index widest = Eigen::internal::packet_traits<T>::size;
 
-/// Whether bfloat16 is multiplied by dot instructions. Not where the processor has matrix tiles (AMX):
-/// there a dot takes as long as four multiply-adds of floats.
-#if defined(__AVX512BF16__) && defined(__AVX512VL__) && !defined(__AMX_BF16__)
-inline constexpr bool has_bfloat16_dot = widest<float> == 16;
+/// Whether there are instructions that round floats to bfloat16 and multiply pairs of them.
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+inline constexpr bool has_bfloat16_pairs = widest<float> == 16;
 #else
-inline constexpr bool has_bfloat16_dot = false;
+inline constexpr bool has_bfloat16_pairs = false;
 #endif
+
+/// Whether bfloat16 is multiplied a matrix tile at a time (AMX).
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__linux__)
+inline constexpr bool has_matrix_tiles = has_bfloat16_pairs;
+#else
+inline constexpr bool has_matrix_tiles = false;
+#endif
+
+/// Whether it is multiplied by dot instructions, which take four times as long where there are tiles.
+inline constexpr bool has_bfloat16_dot = has_bfloat16_pairs && !has_matrix_tiles;
 
 /// Two neighbours along the sum, the first in the low half: what a bfloat16 dot instruction takes.
 struct BFloat16Pair {
@@ -56,11 +65,16 @@ struct BFloat16Pair {
 template <Operand T>
 struct LaneFormat {
   using Sum = Compute<T>;
-  static constexpr bool pairs = std::same_as<T, bfloat16> && has_bfloat16_dot;
+  static constexpr bool pairs = std::same_as<T, bfloat16> && has_bfloat16_pairs;
+  /// Whether the products are those of matrix_tiles.hpp.
+  static constexpr bool by_tiles = std::same_as<T, bfloat16> && has_matrix_tiles;
   using Element = std::conditional_t<pairs, BFloat16Pair, Sum>;
   static constexpr Index terms = pairs ? 2 : 1;
-  /// Elements that hold `depth` terms, the last one filled up with a zero.
-  static constexpr Index steps(Index depth) { return pieces(depth, terms); }
+  /// Elements that one instruction sums.
+  static constexpr Index steps_at_once = by_tiles ? 16 : 1;
+  static constexpr Index terms_at_once = steps_at_once * terms;
+  /// Elements that hold `depth` terms, the last ones filled up with zeros.
+  static constexpr Index steps(Index depth) { return pieces(depth, terms_at_once) * steps_at_once; }
 
   /// One term, rounded to `T`.
   template <StorageScalar S>
@@ -99,7 +113,7 @@ inline int as_int(BFloat16Pair pair) {
 }
 
 template <std::same_as<bfloat16> T>
-requires has_bfloat16_dot struct Lanes<T, 16> {
+requires has_bfloat16_pairs struct Lanes<T, 16> {
   using Packet = __m512;
   using Elements = __m512i;
   static Elements load(const BFloat16Pair* source) { return _mm512_loadu_si512(source); }
@@ -128,7 +142,7 @@ requires has_bfloat16_dot struct Lanes<T, 16> {
   }
 };
 template <std::same_as<bfloat16> T>
-requires has_bfloat16_dot struct Lanes<T, 8> {
+requires has_bfloat16_pairs struct Lanes<T, 8> {
   using Packet = __m256;
   using Elements = __m256i;
   static Elements load(const BFloat16Pair* source) {
@@ -146,7 +160,7 @@ requires has_bfloat16_dot struct Lanes<T, 8> {
   }
 };
 template <std::same_as<bfloat16> T>
-requires has_bfloat16_dot struct Lanes<T, 4> {
+requires has_bfloat16_pairs struct Lanes<T, 4> {
   using Packet = __m128;
   using Elements = __m128i;
   static Elements load(const BFloat16Pair* source) {

@@ -19,8 +19,10 @@ namespace vha::detail {
 template <Operand T, StorageScalar S>
 typename LaneFormat<T>::Element panel_element(const MatrixView<S>& lines, Index line, Index k) {
   if constexpr (LaneFormat<T>::pairs) {
-    const auto second = k + 1 < lines.cols ? convert<T>(lines(line, k + 1)) : T(0);
-    return bfloat16_pair(convert<T>(lines(line, k)), second);
+    const auto term = [&](Index at) {
+      return at < lines.cols ? convert<T>(lines(line, at)) : T(0);
+    };
+    return bfloat16_pair(term(k), term(k + 1));
   } else {
     return LaneFormat<T>::term(lines(line, k));
   }
