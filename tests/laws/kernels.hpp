@@ -88,6 +88,12 @@ TYPED_TEST(Kernel, ProductIsTheSumOfProducts) {
       }
     }
   }
+  for (const Index rows : {0, 1, 16, 17}) {
+    for (const Index depth : {96, 544, 1056}) {
+      check_product<T, T, T>(rows, depth, 70, false, false);
+      check_product<T, T, T>(rows, depth, 70, false, true);
+    }
+  }
   check_product<T, T, T>(600, 70, 40, true, false);
   check_product<T, T, T>(30, 1100, 2100, false, true);
   for (const bool turned : {false, true}) {

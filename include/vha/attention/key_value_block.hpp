@@ -61,7 +61,7 @@ struct FetchingColumns {
 
 /// A block of keys and values as the register tile reads them: where they are stored, if they are
 /// stored as `T` in the tile's order, else as a copy in that order. Values that many rows of queries
-/// read are copied too.
+/// or matrix tiles read are copied too.
 template <Operand T>
 class KeyValueBlock {
  public:

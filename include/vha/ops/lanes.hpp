@@ -38,24 +38,33 @@ inline constexpr bool many_registers = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS >=
 template <ComputeScalar T>
 inline constexpr Index widest = Eigen::internal::packet_traits<T>::size;
 
-/// Whether there are instructions that round floats to bfloat16 and multiply pairs of them.
+/// Whether the target multiplies bfloat16 a matrix tile at a time (AMX; clang 14 has its own names), and
+/// whether that can be used: the system must save the tiles' state for those that ask.
+#if defined(__AMX_BF16__) || defined(__AMXBF16__)
+inline constexpr bool targets_matrix_tiles = true;
+#else
+inline constexpr bool targets_matrix_tiles = false;
+#endif
+#if defined(__x86_64__) && defined(__linux__) && (defined(__AMX_TILE__) || defined(__AMXTILE__))
+inline constexpr bool can_use_matrix_tiles = targets_matrix_tiles;
+#else
+inline constexpr bool can_use_matrix_tiles = false;
+#endif
+
+/// Whether there are instructions that round floats to bfloat16 and multiply pairs of them. Not where
+/// tiles are targeted and cannot be used: there a dot takes as long as four multiply-adds of floats.
 #if defined(__AVX512BF16__) && defined(__AVX512VL__)
-inline constexpr bool has_bfloat16_pairs = widest<float> == 16;
+inline constexpr bool has_bfloat16_pairs =
+    widest<float> == 16 && targets_matrix_tiles == can_use_matrix_tiles;
 #else
 inline constexpr bool has_bfloat16_pairs = false;
 #endif
 
-/// Whether bfloat16 is multiplied a matrix tile at a time (AMX).
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__linux__)
-inline constexpr bool has_matrix_tiles = has_bfloat16_pairs;
-#else
-inline constexpr bool has_matrix_tiles = false;
-#endif
-
-/// Whether it is multiplied by dot instructions, which take four times as long where there are tiles.
+/// Whether bfloat16 is multiplied by tiles, and whether by dot instructions.
+inline constexpr bool has_matrix_tiles = has_bfloat16_pairs && can_use_matrix_tiles;
 inline constexpr bool has_bfloat16_dot = has_bfloat16_pairs && !has_matrix_tiles;
 
-/// Two neighbours along the sum, the first in the low half: what a bfloat16 dot instruction takes.
+/// Two neighbours along the sum, the first in the low half: what bfloat16 dots and tiles take.
 struct BFloat16Pair {
   std::uint32_t bits;
 };
@@ -108,10 +117,6 @@ struct Lanes {
 };
 
 #if defined(__AVX512BF16__) && defined(__AVX512VL__)
-inline int as_int(BFloat16Pair pair) {
-  return static_cast<int>(pair.bits);
-}
-
 template <std::same_as<bfloat16> T>
 requires has_bfloat16_pairs struct Lanes<T, 16> {
   using Packet = __m512;

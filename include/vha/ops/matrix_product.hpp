@@ -38,7 +38,7 @@ struct ProductTile {
   static constexpr Index lanes = widest<typename Format::Sum>;
   static constexpr Index packets = 2;
   static constexpr Index cols = packets * lanes;
-  // One register for A and two for B are needed beside the sums.
+  // One register for A and two for B are needed beside the sums; matrix tiles are two by two.
   static constexpr Index rows = Format::by_tiles ? 2 * tile_side : many_registers ? 14 : 6;
   /// Rows of A for which B is read where it stands.
   static constexpr Index few_rows = Format::by_tiles ? tile_side : rows;
@@ -165,7 +165,7 @@ void multiply_few_rows(const MatrixView<A>& a, const MatrixView<B>& b, Index col
                        Index c_stride, bool accumulate, ProductWorkspace<T>& workspace) {
   using Tile = ProductTile<T>;
   using Format = LaneFormat<T>;
-  // Tiles of two rows and many columns: a long run of each row of B is read at a time, and
+  // Tiles of two rows (matrix tiles: all rows) and many columns: a long run of each row of B is read at a time, and
   // `depth_at_once` such runs stay in the first-level cache for the next two rows of A.
   static constexpr Index rows = Format::by_tiles ? tile_side : 2;
   static constexpr Index packets = Format::by_tiles || !many_registers ? 4 : 8;
@@ -254,6 +254,7 @@ void multiply(const MatrixView<A>& a, const MatrixView<B>& b, Compute<T>* c, Ind
   // Whole blocks even for small products, so that a workspace never grows again.
   Tile::panels(workspace.a_panels, Tile::row_block);
   Tile::panels(workspace.b_panels, Tile::col_block);
+  if (a.rows == 0) return;  // tiles of no rows are none
   Index first = 0;
   if constexpr (detail::tile_reads<T, B>) {
     const bool few_rows = a.rows <= Tile::few_rows && b.cols >= Tile::cols;

@@ -16,7 +16,7 @@
 #include <vha/ops/lanes.hpp>
 #include <vha/ops/panels.hpp>
 #include <vha/ops/register_tile.hpp>
-#if defined(__AMX_BF16__) && defined(__linux__)
+#if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -35,7 +35,7 @@ inline constexpr Index tile_side = 16;
 /// Whether the system lets this process use the tile registers, whose state Linux saves for those
 /// that ask. Where not, `SoftwareTiles` stand in for them.
 inline bool may_use_matrix_tiles() {
-#if defined(__AMX_BF16__) && defined(__linux__)
+#if defined(__x86_64__) && defined(__linux__)
   constexpr long request_permission = 0x1023, tile_data = 18;  // of arch_prctl(2)
   static const bool permitted = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
   return permitted;
@@ -298,7 +298,7 @@ EIGEN_ALWAYS_INLINE void multiply_by(Tiles&& tiles, Index tile_rows, Index chunk
 
 /// C[rows, cols] (+)= A · B with `rows <= RowTiles * registers.rows()` and `cols <= ColTiles * 16`; what
 /// lies beyond is read from A and B, and dropped. C is row-major, rows `c_stride` apart.
-/// `before_chunk(chunk)` is called while the chunks go by.
+/// `before_chunk(chunk)` is called while the chunks go by, and writes to none of the three.
 template <int RowTiles, int ColTiles, class BeforeChunk>
 EIGEN_DONT_INLINE void multiply_tiles(const TileRegisters& registers, Index chunks,
                                       const TileRowsOfA& a, const TileColumnsOfB& b, float* c,
