@@ -62,6 +62,7 @@
 #include <vha/ops/linear.hpp>
 #include <vha/ops/mask.hpp>
 #include <vha/ops/matrix_product.hpp>
+#include <vha/ops/matrix_tiles.hpp>
 #include <vha/ops/normal.hpp>
 #include <vha/ops/panels.hpp>
 #include <vha/ops/register_tile.hpp>
