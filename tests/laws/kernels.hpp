@@ -105,6 +105,37 @@ TYPED_TEST(Kernel, ProductIsTheSumOfProducts) {
   }
 }
 
+// Whichever tiles hold it, and wherever in them it stands.
+TYPED_TEST(Kernel, ARowHasTheSameBitsAmongAnyOthers) {
+  using T = TypeParam;
+  constexpr Index rows = 40, cols = 70;
+  for (const Index depth : {33, 96, 544}) {
+    for (const bool turned : {false, true}) {
+      const auto a = numbers<float>(rows * depth, 1);
+      const auto b = numbers<bfloat16>(depth * cols, 2);
+      const auto b_view = turned ? vha::row_major_view(b.data(), cols, depth, depth).transposed()
+                                 : vha::row_major_view(b.data(), depth, cols, cols);
+      const auto product = [&](Index first, Index count) {
+        vha::ProductWorkspace<T> workspace;
+        std::vector<vha::Compute<T>> c(static_cast<std::size_t>(count * cols));
+        const auto all = vha::row_major_view(a.data(), rows, depth, depth);
+        vha::multiply<T>(all.block(first, 0, count, depth), b_view, c.data(), cols, false,
+                         workspace);
+        return c;
+      };
+      const auto whole = product(0, rows);
+      for (const Index first : {0, 5, 20}) {
+        for (const Index count : {1, 2, 15, 16, 17, 20}) {
+          const auto from = whole.begin() + first * cols;
+          EXPECT_EQ(product(first, count),
+                    (std::vector<vha::Compute<T>>(from, from + count * cols)))
+              << depth << ' ' << turned << ' ' << first << ' ' << count;
+        }
+      }
+    }
+  }
+}
+
 /// Attention of one group with its keys and values in `S`, and what it should be.
 template <class S>
 struct Problem {
@@ -209,6 +240,47 @@ TYPED_TEST(Kernel, CoreIsTheSoftmaxOfTheProducts) {
     }
   }
   check({300, 2300, 2, 32, 64, 0});
+}
+
+TYPED_TEST(Kernel, DecodeHasTheBitsOfPrefill) {
+  using T = TypeParam;
+  for (const Index group_size : {1, 8, 17}) {
+    for (const Index window : {0, 50}) {
+      for (const Index channels : {7, 33, 64}) {
+        const Index keys = 210;
+        const Problem<bfloat16> prefill(keys, keys, group_size, channels, channels, window);
+        const auto all = prefill.template run<T>();
+        const Index row = group_size * channels;
+        for (const Index token : {0, 15, 16, 31, 32, 145, 209}) {
+          Problem<bfloat16> decode(1, token + 1, group_size, channels, channels, window);
+          const auto query = prefill.query.begin() + token * row;
+          decode.query.assign(query, query + row);
+          const auto expected = all.begin() + token * row;
+          EXPECT_EQ(decode.template run<T>(),
+                    (std::vector<vha::Compute<T>>(expected, expected + row)))
+              << group_size << ' ' << window << ' ' << channels << ' ' << token;
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(Kernel, HiddenKeysTouchNoBitWereTheyNaN) {
+  using T = TypeParam;
+  const auto nan = vha::convert<bfloat16>(std::numeric_limits<float>::quiet_NaN());
+  for (const Index group_size : {1, 8, 17}) {
+    const Index tokens = 70, row = group_size * 33;
+    const Problem<bfloat16> clean(tokens, tokens, group_size, 33, 33, 0);
+    const auto expected = clean.template run<T>();
+    for (const Index hidden_from : {1, 2, 16, 17, 32, 33, 50, 69}) {
+      Problem<bfloat16> problem = clean;
+      std::fill(problem.key.begin() + hidden_from * 33, problem.key.end(), nan);
+      std::fill(problem.value.begin() + hidden_from * 33, problem.value.end(), nan);
+      const auto actual = problem.template run<T>();
+      EXPECT_TRUE(std::equal(actual.begin(), actual.begin() + hidden_from * row, expected.begin()))
+          << group_size << ' ' << hidden_from;
+    }
+  }
 }
 
 /// `values` as `To`, once by way of bfloat16.

@@ -70,6 +70,7 @@ class KeyValueBlock {
   static constexpr Index lanes = widest<Compute<T>>;
   static constexpr Index max_keys = KeyValueMemory<T>::max_keys;
   static constexpr Index tile_cols = KeyValueMemory<T>::tile_cols;
+  static constexpr Index tile_keys = 2 * tile_side;  ///< of `tile_key_rows`
 
   template <class K, class V>
   KeyValueBlock(const MatrixView<K>& keys, const MatrixView<V>& values, bool many_rows,
@@ -82,21 +83,26 @@ class KeyValueBlock {
     Element* const copies = elements(memory.keys);
     packed_values_ = elements(memory.values);
     value_step_ = elements(memory.value_step);
-    key_copies_ = copies;
+    key_copies_ = reinterpret_cast<const std::byte*>(copies);
+    key_copy_bytes_ = key_steps * static_cast<Index>(sizeof(Element));
     if (is_stored_as_elements<T, K> && keys.cols % Format::terms_at_once == 0) {
       key_data_ = keys.data;
       key_bytes_ = keys.row_stride * static_cast<Index>(sizeof(K));
+      // Tiles read rows up to a multiple of 16: the last of them are copied to where there are as many.
+      const bool all = !Format::by_tiles || keys.rows % tile_side == 0;
+      copied_from_ = all ? keys.rows : keys.rows / tile_keys * tile_keys;
     } else {
-      for (Index key = 0; key < keys.rows; ++key) {
-        Element* const copy = copies + key * key_steps;
-        const Index whole = keys.cols / Format::terms;
-        copy_line<T, K>(keys.address(key, 0), whole, copy);
-        for (Index step = whole; step < key_steps; ++step) {
-          copy[step] = panel_element<T>(keys, key, step * Format::terms);
-        }
+      key_data_ = key_copies_;
+      key_bytes_ = key_copy_bytes_;
+      copied_from_ = 0;
+    }
+    for (Index key = copied_from_; key < keys.rows; ++key) {
+      Element* const copy = copies + key * key_steps;
+      const Index whole = keys.cols / Format::terms;
+      copy_line<T, K>(keys.address(key, 0), whole, copy);
+      for (Index step = whole; step < key_steps; ++step) {
+        copy[step] = panel_element<T>(keys, key, step * Format::terms);
       }
-      key_data_ = reinterpret_cast<const std::byte*>(copies);
-      key_bytes_ = key_steps * static_cast<Index>(sizeof(Element));
     }
     values_in_place_ = !Format::by_tiles && tile_reads<T, V> && !many_rows &&
                        padded_ == values.cols && keys.rows % Format::terms == 0;
@@ -156,20 +162,11 @@ class KeyValueBlock {
     return result;
   }
 
-  /// Keys [key, key + count), 32 at most, for tiles, which read rows up to a multiple of 16: where the
-  /// block has no more, copies of them.
-  TileRowsOfA tile_key_rows(Index key, Index count, Index head_dim) const {
-    const Index row_bytes = key_bytes_;
-    const std::byte* const rows = key_data_ + key * row_bytes;
-    if (count % tile_side == 0) return {rows, row_bytes, 64};
-    const Index copy_bytes = Format::steps(head_dim) * Index(sizeof(Element));
-    // The place of the copies of these very keys, if there are any.
-    std::byte* const copy = reinterpret_cast<std::byte*>(key_copies_) + key * copy_bytes;
-    for (Index row = 0; rows != copy && row < count; ++row) {
-      std::memcpy(copy + row * copy_bytes, rows + row * row_bytes,
-                  static_cast<std::size_t>(copy_bytes));
-    }
-    return {copy, copy_bytes, 64};
+  /// Keys [key, key + tile_keys), or to the block's end, as tiles read them: up to a multiple of 16.
+  /// Precondition: `key` is a multiple of `tile_keys`.
+  TileRowsOfA tile_key_rows(Index key) const {
+    if (key < copied_from_) return {key_data_ + key * key_bytes_, key_bytes_, 64};
+    return {key_copies_ + key * key_copy_bytes_, key_copy_bytes_, 64};
   }
 
   /// Calls `body` with a function that gives the columns of the values from one on, the rows counted
@@ -232,9 +229,11 @@ class KeyValueBlock {
 
   Index keys_;
   bool many_rows_;
-  Element* key_copies_;
   const std::byte* key_data_;
   Index key_bytes_;
+  const std::byte* key_copies_;
+  Index key_copy_bytes_;
+  Index copied_from_;  ///< keys before it are read where they are stored
   Index padded_;
   bool values_in_place_;
   Element* packed_values_;

@@ -62,7 +62,7 @@ struct QueryBlockMemory {
     const Index padded = pieces(rows, panel_rows) * panel_rows;
     gathered.reserve(panel_rows * head_dim * Index(sizeof(double) / sizeof(Compute<T>)));
     queries.reserve(padded * LaneFormat<T>::steps(head_dim));
-    weights.reserve(Panel::weights_size(keys));
+    weights.reserve(Panel::weights_size);
     values.reserve(rows * value_dim);
     earlier_values.reserve(rows * value_dim);
     states.reserve(static_cast<std::size_t>(padded));

@@ -59,19 +59,20 @@ class QueryPanel {
   using Sum = Compute<T>;
   static constexpr Index width = Packets * N;
 
-  /// Sums that the weights of `keys` keys take; a tile may read past its panel's rows.
-  static constexpr Index weights_size(Index keys) {
-    const Index of_sums = (keys + 1) * width;
-    return of_sums +
-           (Format::by_tiles ? keys * width / 2 + tile_side * tile_side : QueryRows<T>::tile_rows);
-  }
+  /// Sums that the weights of a block of keys take: the sums themselves, behind them the chunks for
+  /// tiles. A tile may read past its panel's rows.
+  static constexpr Index sums_size = KeyValueBlock<T>::max_keys * width;
+  static constexpr Index weights_size =
+      sums_size +
+      (Format::by_tiles ? sums_size / 2 + tile_side * tile_side : QueryRows<T>::tile_rows);
 
   /// Precondition: no more rows than lanes, and weights for a block of keys.
   QueryPanel(const QueryRows<T>& rows, Sum* weights, const RegistersFor<T>& registers)
       : rows_(rows), weights_(weights), registers_(registers) {}
 
-  /// Sees the keys in `runs`, whose steps have `terms_at_once` keys, of which there is at least one. `ahead(key, key_rows)` tells what memory
-  /// to ask for while the logits of keys [key, key + key_rows) are computed.
+  /// Sees the keys in `runs`, of which there is at least one, in steps of `terms_at_once` keys.
+  /// `ahead(key, key_rows)` tells what memory to ask for while the logits of keys
+  /// [key, key + key_rows) are computed.
   template <class V, class AheadOf>
   void attend(const KeyValueBlock<T>& block, const MatrixView<V>& values,
               std::span<const Position> key_positions, std::span<const VisibleRun> runs,
@@ -105,30 +106,43 @@ class QueryPanel {
   void compute_logits(Index begin, Index end, const KeyValueBlock<T>& block, const AheadOf& ahead) {
     const Index steps = Format::steps(rows_.head_dim);
     if constexpr (Format::by_tiles) {
-      constexpr Index tile_keys = 2 * tile_side;
-      for (Index key = begin; key < end; key += tile_keys) {
-        const Index keys = std::min(tile_keys, end - key);
-        const auto next = ahead(key, tile_keys);
-        const auto fetch = [&](Index chunk) {
-          if (!next.worth_it) return;
-          for (Index step = chunk * tile_side; step < (chunk + 1) * tile_side; ++step) {
-            next.fetch(step);
-          }
-        };
-        const auto multiply_by = [&](auto row_tiles) {
-          multiply_tiles<row_tiles(), Packets>(registers_, steps / tile_side,
-                                               block.tile_key_rows(key, keys, rows_.head_dim),
-                                               {rows_.queries, width}, weights_ + key * width,
-                                               width, keys, width, SumInto::replace, fetch);
-        };
-        if (keys > tile_side) {
-          multiply_by(std::integral_constant<int, 2>{});
-        } else {
-          multiply_by(std::integral_constant<int, 1>{});
-        }
-      }
-      return;
+      compute_logits_by_tiles(begin, end, steps, block, ahead);
+    } else {
+      compute_logits_in_lanes(begin, end, steps, block, ahead);
     }
+  }
+
+  template <class AheadOf>
+  void compute_logits_by_tiles(Index begin, Index end, Index steps, const KeyValueBlock<T>& block,
+                               const AheadOf& ahead) {
+    constexpr Index tile_keys = KeyValueBlock<T>::tile_keys;
+    for (Index key = begin; key < end; key += tile_keys) {
+      const Index keys = std::min(tile_keys, end - key);
+      const auto next = ahead(key, tile_keys);
+      const auto fetch = [&](Index chunk) {
+        if (!next.worth_it) return;
+        for (Index step = chunk * tile_side; step < (chunk + 1) * tile_side; ++step) {
+          next.fetch(step);
+        }
+      };
+      with_row_tiles(keys, [&](auto row_tiles) {
+        multiply_tiles<row_tiles(), Packets>(
+            registers_, steps / tile_side, block.tile_key_rows(key), {rows_.queries, width},
+            weights_ + key * width, width, keys, width, SumInto::replace, fetch);
+      });
+    }
+  }
+
+  /// Calls `body` with the tiles that hold `rows` rows of A, at most two.
+  template <class Body>
+  static void with_row_tiles(Index rows, Body&& body) {
+    if (rows > tile_side) return body(std::integral_constant<int, 2>{});
+    body(std::integral_constant<int, 1>{});
+  }
+
+  template <class AheadOf>
+  void compute_logits_in_lanes(Index begin, Index end, Index steps, const KeyValueBlock<T>& block,
+                               const AheadOf& ahead) {
     constexpr Index tile_keys = QueryRows<T>::tile_rows;
     for (Index key = begin; key < end; key += tile_keys) {
       const Index keys = std::min(tile_keys, end - key);
@@ -203,7 +217,7 @@ class QueryPanel {
   const Element* weights_as_elements(Index begin, Index end) {
     auto* const elements = reinterpret_cast<Element*>(weights_);
     if constexpr (Format::by_tiles) {
-      Element* const chunks = elements + (KeyValueBlock<T>::max_keys + 1) * width;
+      Element* const chunks = elements + sums_size;
       using Packet = typename Lanes<T, N>::Packet;
       const auto load = [](const Sum* at) { return Eigen::internal::ploadu<Packet>(at); };
       for (Index key = begin; key < end; key += step_keys) {
@@ -268,18 +282,13 @@ class QueryPanel {
                            const Columns& columns_from) {
     const TileRowsOfA weights = packed_tile_rows(chunks, width).from(row);
     constexpr Index cols = KeyValueBlock<T>::tile_cols;
-    const auto multiply_by = [&](auto row_tiles, Index col) {
-      multiply_tiles<row_tiles(), 2>(registers_, chunk_count, weights, columns_from(col),
-                                     rows_.values + row * rows_.value_dim + col, rows_.value_dim,
-                                     count, std::min(cols, rows_.value_dim - col), SumInto::go_on,
-                                     [](Index) {});
-    };
     for (Index col = 0; col < rows_.value_dim; col += cols) {
-      if (count > tile_side) {
-        multiply_by(std::integral_constant<int, 2>{}, col);
-      } else {
-        multiply_by(std::integral_constant<int, 1>{}, col);
-      }
+      with_row_tiles(count, [&](auto row_tiles) {
+        multiply_tiles<row_tiles(), 2>(registers_, chunk_count, weights, columns_from(col),
+                                       rows_.values + row * rows_.value_dim + col, rows_.value_dim,
+                                       count, std::min(cols, rows_.value_dim - col), SumInto::go_on,
+                                       [](Index) {});
+      });
     }
   }
 

@@ -181,7 +181,7 @@ void multiply_few_rows(const MatrixView<A>& a, const MatrixView<B>& b, Index col
     for (Index row = 0; row < a.rows; row += rows) {
       const auto lines = a.block(row, k, std::min(a.rows - row, rows), depth);
       if constexpr (Format::by_tiles) {
-        pack_tile_rows<T>(lines, rows, a_panels);
+        pack_tile_rows<T>(lines, rows, a_panels + row / rows * panel_size);
       } else {
         pack_panel<T, rows>(lines, a_panels + row / rows * panel_size);
       }

@@ -51,6 +51,7 @@ class TileRegisters {
   /// Precondition: 1 ≤ rows ≤ 16; no other one lives in this thread.
   explicit TileRegisters(Index rows = tile_side)
       : rows_(rows), in_use_(has_matrix_tiles && may_use_matrix_tiles()) {
+    eigen_assert(rows >= 1 && rows <= tile_side);  // the processor would fault
     if constexpr (has_matrix_tiles) {
       if (!in_use_) return;
       Configuration of;
@@ -64,7 +65,7 @@ class TileRegisters {
   }
   ~TileRegisters() {
     if constexpr (has_matrix_tiles) {
-      if (in_use_) asm volatile("tilerelease" ::: "memory");
+      if (in_use_) asm volatile("tilerelease");
     }
   }
   TileRegisters(const TileRegisters&) = delete;
